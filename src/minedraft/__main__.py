@@ -1,0 +1,7 @@
+"""``python -m minedraft``."""
+
+import sys
+
+from minedraft.cli import main
+
+sys.exit(main())

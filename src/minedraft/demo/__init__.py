@@ -1,0 +1,1 @@
+"""The models and prompts of the two-command start."""

@@ -1,0 +1,72 @@
+"""Puts this process and its children on the cores or GPUs of a placement."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from minedraft.placement import Placement, format_cores
+
+OPENMP = "libiomp5.so"
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables, for child processes that start meanwhile, and restores them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def available_cores() -> set[int]:
+    """The cores that this process may use."""
+    return os.sched_getaffinity(0)
+
+
+def openmp_preload() -> dict[str, str]:
+    """LD_PRELOAD with Intel's OpenMP, which comes with vLLM's CPU wheel, if it is not there yet."""
+    preload = os.environ.get("LD_PRELOAD", "")
+    library = Path(sys.prefix) / "lib" / OPENMP
+    if "libiomp" in preload or not library.exists():
+        return {}
+    return {"LD_PRELOAD": f"{library}:{preload}".rstrip(":")}
+
+
+def cpu_environment(cores: tuple[int, ...]) -> dict[str, str]:
+    """For a vLLM process that runs its whole engine on these cores, by affinity alone."""
+    return {
+        "OMP_NUM_THREADS": str(len(cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        **openmp_preload(),
+    }
+
+
+@contextmanager
+def target_on_cpu(placement: Placement, *, own_process: bool) -> Iterator[None]:
+    """While the target's engine starts. An engine in this process keeps the cores for good.
+
+    ``own_process``: the engine is a child, whose worker vLLM binds to the listed cores. A list of
+    the user's stays as it is.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, placement.target_cores)
+    variables = {}
+    if own_process:
+        variables = openmp_preload()
+        if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = format_cores(placement.target_cores)
+    try:
+        with environment(variables):
+            yield
+    finally:
+        if own_process:
+            os.sched_setaffinity(0, before)

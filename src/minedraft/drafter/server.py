@@ -1,0 +1,185 @@
+"""The drafter's loop: sessions in, drafts out, for several verifiers.
+
+One thread: it takes in all messages that have come, then runs one step of the engine if there is
+work. Nothing that comes in can end it: a bad frame is counted and dropped, a verifier that is gone
+takes its sessions with it.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from minedraft import protocol, vocabulary
+from minedraft.drafter.sessions import Drafted, Lost
+
+logger = logging.getLogger("vllm.minedraft")
+
+IDLE_WAIT_S = 0.2
+PROBE_INTERVAL_S = 1.0
+MAX_VERIFIERS = 256
+MAX_SESSIONS = 8192
+"""For each verifier."""
+
+Key = tuple[bytes, int]
+"""A session: (verifier, session number)."""
+
+
+class Engine(Protocol):
+    """What the server needs of engine.DraftEngine."""
+
+    def open(self, key: Hashable, tokens: Sequence[int]) -> None: ...
+    def extend(
+        self, key: Hashable, base_len: int, tokens: Sequence[int], num_drafts: int
+    ) -> None: ...
+    def close(self, key: Hashable) -> None: ...
+    def has_work(self) -> bool: ...
+    def step(self) -> list[Drafted | Lost]: ...
+
+
+class Socket(Protocol):
+    """What the server needs of transport.Server."""
+
+    def send(self, peer: bytes, frame: bytes) -> bool: ...
+    def receive(self) -> tuple[bytes, bytes] | None: ...
+    def wait(self, seconds: float) -> bool: ...
+
+
+@dataclass(slots=True)
+class Verifier:
+    """A verifier that said hello."""
+
+    sessions: set[int] = field(default_factory=set)
+    busy_s: float = 0.0
+    """Computed for it since the last message to it."""
+
+
+class DraftServer:
+    """Serves one engine to the verifiers on one socket."""
+
+    def __init__(self, engine: Engine, socket: Socket, welcome: protocol.Welcome) -> None:
+        self._engine = engine
+        self._socket = socket
+        self._welcome = welcome
+        self._verifiers: dict[bytes, Verifier] = {}
+        self._probed_at = 0.0
+        self.dropped: Counter[str] = Counter()
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions of all verifiers."""
+        return sum(len(verifier.sessions) for verifier in self._verifiers.values())
+
+    def serve_once(self) -> None:
+        """Takes in what has come; one engine step if there is work, else waits a little."""
+        working = self._engine.has_work()
+        if not working:
+            self._socket.wait(IDLE_WAIT_S)
+        while (received := self._socket.receive()) is not None:
+            self._take(*received)
+        if self._engine.has_work():
+            started = time.monotonic()
+            results = self._engine.step()
+            self._account(time.monotonic() - started)
+            self._answer(results)
+        self._probe()
+
+    # --- messages in --------------------------------------------------------------------------
+
+    def _take(self, peer: bytes, frame: bytes) -> None:
+        try:
+            message = protocol.decode_to_drafter(frame)
+        except protocol.ProtocolError as error:
+            return self._drop("malformed message", str(error))
+        if isinstance(message, protocol.Hello):
+            return self._greet(peer, message)
+        verifier = self._verifiers.get(peer)
+        if verifier is None:
+            self._send(peer, protocol.Greet())
+            return None
+        for session in message.close:
+            verifier.sessions.discard(session)
+            self._engine.close((peer, session))
+        for opened in message.open:
+            if len(verifier.sessions) >= MAX_SESSIONS:
+                self._drop("too many sessions")
+                continue
+            verifier.sessions.add(opened.session)
+            self._engine.open((peer, opened.session), opened.tokens)
+        for extend in message.extend:
+            key = (peer, extend.session)
+            self._engine.extend(key, extend.base_len, extend.tokens, extend.num_drafts)
+        return None
+
+    def _greet(self, peer: bytes, hello: protocol.Hello) -> None:
+        mine = self._welcome
+        reason = vocabulary.disagreement(
+            hello.vocabulary, hello.vocab_size, mine.vocabulary, mine.vocab_size
+        )
+        if hello.version != mine.version:
+            reason = f"it speaks protocol {mine.version}, this verifier {hello.version}"
+        if len(self._verifiers) >= MAX_VERIFIERS and peer not in self._verifiers:
+            reason = f"it serves {MAX_VERIFIERS} verifiers already"
+        if reason is not None:
+            self._drop("refused verifier", reason)
+            self._send(peer, protocol.Refused(reason))
+        elif self._send(peer, mine) and peer not in self._verifiers:
+            self._verifiers[peer] = Verifier()
+            logger.info("MineDraft drafter: a verifier attached, %d in all", len(self._verifiers))
+
+    # --- messages out -------------------------------------------------------------------------
+
+    def _account(self, seconds: float) -> None:
+        busy = [verifier for verifier in self._verifiers.values() if verifier.sessions]
+        for verifier in busy:
+            verifier.busy_s += seconds / len(busy)
+
+    def _answer(self, results: Iterable[Drafted | Lost]) -> None:
+        answers: dict[bytes, protocol.Drafts] = {}
+        for result in results:
+            peer, session = result.key
+            verifier = self._verifiers.get(peer)
+            if verifier is None:
+                continue
+            answer = answers.setdefault(peer, protocol.Drafts([], []))
+            if isinstance(result, Lost):
+                verifier.sessions.discard(session)
+                answer.lost.append(protocol.Lost(session, result.reason))
+            else:
+                answer.drafts.append(
+                    protocol.Draft(session, result.base_len, result.tokens, result.logprobs)
+                )
+        for peer, answer in answers.items():
+            verifier = self._verifiers[peer]
+            self._send(peer, protocol.Drafts(answer.drafts, answer.lost, verifier.busy_s))
+            verifier.busy_s = 0.0
+
+    def _send(self, peer: bytes, message: protocol.ToVerifier) -> bool:
+        if self._socket.send(peer, protocol.encode(message)):
+            return True
+        self._detach(peer)
+        return False
+
+    def _probe(self) -> None:
+        """Verifiers that are gone are found by sending to them: an empty message now and then."""
+        now = time.monotonic()
+        if now - self._probed_at < PROBE_INTERVAL_S:
+            return
+        self._probed_at = now
+        for peer in list(self._verifiers):
+            self._send(peer, protocol.Drafts())
+
+    def _detach(self, peer: bytes) -> None:
+        verifier = self._verifiers.pop(peer, None)
+        if verifier is None:
+            return
+        for session in verifier.sessions:
+            self._engine.close((peer, session))
+        logger.info("MineDraft drafter: a verifier is gone, %d left", len(self._verifiers))
+
+    def _drop(self, reason: str, detail: str = "") -> None:
+        if reason not in self.dropped:
+            logger.warning("MineDraft drafter: %s (%s); said once, counted further", reason, detail)
+        self.dropped[reason] += 1

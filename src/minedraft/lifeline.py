@@ -1,0 +1,26 @@
+"""No process outlives its parent, not even when the parent is killed with SIGKILL."""
+
+import os
+import threading
+import time
+
+ENV_PARENT = "MINEDRAFT_PARENT_PID"
+POLL_S = 0.5
+
+
+def exit_with_parent(parent: int | None = None) -> None:
+    """Ends this process at once when its parent is gone, half a second after at most.
+
+    ``parent`` is the expected parent's process id; by default the one in MINEDRAFT_PARENT_PID, else
+    the present parent. A death signal of the kernel (PR_SET_PDEATHSIG) would not do: it comes when
+    the *thread* ends that started the process.
+    """
+    if parent is None:
+        parent = int(os.environ.get(ENV_PARENT) or os.getppid())
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="minedraft-lifeline", daemon=True).start()

@@ -1,0 +1,138 @@
+"""``minedraft generate``: a file of prompts in, a file of answers out."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from vllm import SamplingParams
+from vllm.platforms import current_platform
+from vllm.sampling_params import StructuredOutputsParams
+
+from minedraft.config import ConfigError
+from minedraft.engine_options import parse_flags
+from minedraft.llm import LLM
+
+
+class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a prompts file: exactly one of prompt, messages and prompt_token_ids."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt_token_ids: list[int] | None = None
+    sampling: dict[str, Any] = {}
+    """Fields of vLLM's SamplingParams; the model's own defaults hold for the others."""
+    id: str | int | None = None
+
+
+def read_prompts(path: Path) -> list[PromptLine]:
+    """The prompts of a JSONL file; empty lines are skipped. Raises ConfigError."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompts file {path}: {error}") from error
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            parsed = msgspec.json.decode(line, type=PromptLine)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+        if sum(x is not None for x in (parsed.prompt, parsed.messages, parsed.prompt_token_ids)) != 1:
+            raise ConfigError(
+                f"{path}, line {number}: give one of prompt, messages and prompt_token_ids"
+            )
+        lines.append(parsed)
+    if not lines:
+        raise ConfigError(f"prompts file {path}: no prompts in it")
+    return lines
+
+
+def sampling_params(line: PromptLine, defaults: dict[str, Any], where: str) -> SamplingParams:
+    """vLLM's sampling parameters for a line. Raises ConfigError, which names the line."""
+    fields = defaults | line.sampling
+    try:
+        if isinstance(fields.get("structured_outputs"), dict):
+            structured = StructuredOutputsParams(**fields["structured_outputs"])
+            fields = fields | {"structured_outputs": structured}
+        return SamplingParams(**fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: sampling: {error}") from error
+
+
+def _engine_prompt(line: PromptLine, tokenizer: Any) -> Any:
+    if line.prompt is not None:
+        return {"prompt": line.prompt}
+    if line.prompt_token_ids is not None:
+        return {"prompt_token_ids": line.prompt_token_ids}
+    return {
+        "prompt_token_ids": tokenizer.apply_chat_template(
+            line.messages, add_generation_prompt=True, return_dict=False
+        )
+    }
+
+
+def records(lines: Sequence[PromptLine], outputs: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The lines of an answers file, in the order of the prompts."""
+    for index, (line, output) in enumerate(zip(lines, outputs, strict=True)):
+        yield {
+            "id": index if line.id is None else line.id,
+            "prompt_tokens": len(output.prompt_token_ids),
+            "outputs": [_completion(completion) for completion in output.outputs],
+        }
+
+
+def _completion(completion: Any) -> dict[str, Any]:
+    record = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.logprobs is not None:
+        record["logprobs"] = [
+            {token: entry.logprob for token, entry in position.items()}
+            for position in completion.logprobs
+        ]
+    return record
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Runs the command; ``options`` as cli.py parses them."""
+    lines = read_prompts(options.prompts)
+    if not options.output.parent.is_dir():
+        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}")
+    if current_platform.is_cpu():
+        # One process for the engine: with few cores, its workers' busy waiting costs more than
+        # they bring.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    llm = LLM(
+        options.target,
+        draft_model=options.draft_model,
+        drafter=options.drafter,
+        key_file=options.key_file,
+        mode=options.mode,
+        num_speculative_tokens=options.num_speculative_tokens,
+        draft_seeded=options.draft_seeded,
+        drafter_args=options.drafter_args,
+        drafter_cores=options.drafter_cores,
+        target_cores=options.target_cores,
+        drafter_gpu=options.drafter_gpu,
+        stats=options.stats,
+        **parse_flags(options.engine_flags, program="minedraft generate"),
+    )
+    defaults = llm.llm_engine.model_config.get_diff_sampling_param()
+    params = [
+        sampling_params(line, defaults, f"{options.prompts}, prompt {number}")
+        for number, line in enumerate(lines, 1)
+    ]
+    tokenizer = llm.get_tokenizer() if any(line.messages for line in lines) else None
+    outputs = llm.generate([_engine_prompt(line, tokenizer) for line in lines], params)
+    encoder = msgspec.json.Encoder()
+    with options.output.open("wb") as file:
+        for record in records(lines, outputs):
+            file.write(encoder.encode(record) + b"\n")
+    return 0

@@ -1,0 +1,1 @@
+"""The verifier: what lives inside vLLM's EngineCore and workers."""

@@ -1,0 +1,372 @@
+"""The drafter as the scheduler sees it: sessions, drafts that have come in, health.
+
+A request that may be drafted has a session. The client tells the drafter what was verified, and
+keeps for each session a *path*: draft tokens that follow the request's present tokens. What is
+emitted walks the path; what is left of it is still a draft, anything else is dropped. So late
+answers, and answers to an older length, are used as far as they came true, and never further.
+
+Nothing here waits or fails because of the drafter. Plain Python, no vLLM.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from minedraft import protocol, vocabulary
+from minedraft.config import MineDraftConfig
+from minedraft.verifier.turns import Drafts
+
+logger = logging.getLogger("vllm.minedraft")
+
+HELLO_INTERVAL_S = 0.5
+REOPEN_INTERVAL_S = 1.0
+TAIL = 128
+"""Emitted tokens kept for each session, to see how far a late draft has come true."""
+SMOOTHING = 0.2
+"""Weight of the newest round trip in the running estimate."""
+
+
+class Transport(Protocol):
+    """What the client needs of transport.Link."""
+
+    def send(self, frame: bytes) -> bool: ...
+    def receive(self) -> bytes | None: ...
+    def wait(self, seconds: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Session:
+    """What the verifier knows of one session."""
+
+    request: str
+    number: int
+    length: int
+    """Verified tokens that the drafter has been told of."""
+    path: list[int] = field(default_factory=list)
+    tail: deque[int] = field(default_factory=lambda: deque(maxlen=TAIL))
+    num_drafts: int = 0
+    asked_at: float = 0.0
+    pending: bool = False
+    waited_for: bool = False
+    """An answer came, and the last one came in time: worth a wait."""
+    reopened_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Token counts unless the name says otherwise."""
+
+    requested: int = 0
+    received: int = 0
+    used: int = 0
+    late_requests: int = 0
+    """Requests that were decoded without drafts because these did not come in time."""
+    drafter_busy_s: float = 0.0
+    disconnects: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Draft messages and sessions dropped, by reason."""
+
+
+class DrafterClient:
+    """One verifier's sessions on one drafter.
+
+    ``tokens_of`` gives all verified tokens of a request: sessions are opened anew with it when the
+    drafter lost them. ``clock`` is in seconds.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: MineDraftConfig,
+        *,
+        vocabulary_fingerprint: str,
+        vocab_size: int,
+        tokens_of: Callable[[str], Sequence[int]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._config = config
+        self._hello = protocol.Hello(protocol.PROTOCOL_VERSION, vocabulary_fingerprint, vocab_size)
+        self._tokens_of = tokens_of
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._next_number = 0
+        self._starved: deque[str] = deque()
+        self._close: list[int] = []
+        self._open: dict[int, protocol.Open] = {}
+        self._extend: dict[int, protocol.Extend] = {}
+        self._hello_at = float("-inf")
+        self._round_trip_s = config.max_wait_s / 2
+        self._refusal: str | None = None
+        self.connected = False
+        self.counters = Counters()
+
+    # --- what the scheduler tells -------------------------------------------------------------
+
+    def open(self, request: str, tokens: Sequence[int]) -> None:
+        """A new request that may be drafted, with its prompt."""
+        self.close(request)
+        session = Session(
+            request,
+            self._next_number,
+            len(tokens),
+            waited_for=self._config.wait_for_first_drafts,
+        )
+        self._next_number += 1
+        self._sessions[request] = session
+        self._announce(session, tokens)
+
+    def close(self, request: str) -> None:
+        """The request is gone. Its number is never used again, so what still comes is dropped."""
+        session = self._sessions.pop(request, None)
+        if session is None:
+            return
+        self._forget(session)
+        if self._starved and self.connected:
+            # Its blocks are free now: one of those that found the drafter full tries again.
+            starved = self._sessions.get(self._starved.popleft())
+            if starved is not None:
+                self._reopen(starved)
+
+    def advance(self, request: str, tokens: Sequence[int], num_drafts: int) -> None:
+        """These tokens were verified; so many draft tokens are wanted after them.
+
+        O(new tokens). Without a session nothing happens.
+        """
+        session = self._sessions.get(request)
+        if session is None:
+            return
+        base = session.length
+        session.length += len(tokens)
+        session.tail.extend(tokens)
+        session.path = _remainder(session.path, tokens)
+        session.num_drafts = num_drafts
+        session.pending = False
+        if not self.connected or session.number not in self._by_number:
+            return
+        extend = self._extend.get(session.number)
+        if extend is not None:  # not sent yet: one message says both
+            base, tokens = extend.base_len, [*extend.tokens, *tokens]
+        self._extend[session.number] = protocol.Extend(
+            session.number, base, list(tokens), num_drafts
+        )
+        self._ask(session)
+
+    def flush(self) -> None:
+        """Sends what was told since the last flush, in one message."""
+        if not (self._close or self._open or self._extend):
+            return
+        if self.connected:
+            update = protocol.Update(
+                self._close, list(self._open.values()), list(self._extend.values())
+            )
+            if not self._transport.send(protocol.encode(update)):
+                self._disconnected("it is not reachable")
+        self._close, self._open, self._extend = [], {}, {}
+
+    # --- what the scheduler asks --------------------------------------------------------------
+
+    def session_length(self, request: str) -> int | None:
+        """Verified tokens of the request that the client knows of; None without a session."""
+        session = self._sessions.get(request)
+        return None if session is None else session.length
+
+    def state(self, request: str, now: float) -> Drafts:
+        """What there is for a request, as turns.py wants to know it."""
+        session = self._sessions.get(request)
+        if session is None:
+            return Drafts.NONE
+        if session.path:
+            return Drafts.READY
+        if not (session.pending and session.waited_for and self.connected):
+            return Drafts.NONE
+        if now - session.asked_at <= self.deadline_s():
+            return Drafts.PENDING
+        session.waited_for = False
+        self.counters.late_requests += 1
+        return Drafts.NONE
+
+    def drafts(self, request: str, most: int) -> list[int]:
+        """The draft tokens for the request's present length, at most so many."""
+        session = self._sessions.get(request)
+        return session.path[:most] if session is not None and most > 0 else []
+
+    def deadline_s(self) -> float:
+        """How long drafts are waited for: twice their running round trip, within the limits."""
+        config = self._config
+        return min(max(2 * self._round_trip_s, config.min_wait_s), config.max_wait_s)
+
+    def next_deadline(self, requests: Sequence[str]) -> float:
+        """The clock time at which the first of these pending requests stops being waited for."""
+        asked = (self._sessions[request].asked_at for request in requests)
+        return min(asked) + self.deadline_s()
+
+    # --- the connection -----------------------------------------------------------------------
+
+    def poll(self, wait_s: float = 0.0) -> bool:
+        """Takes in what has come, waiting for the first so long at most. True if anything came."""
+        if not self.connected:
+            self._greet()
+        if wait_s > 0 and not self._transport.wait(wait_s):
+            return False
+        came = False
+        while (frame := self._transport.receive()) is not None:
+            came = True
+            try:
+                self._take(protocol.decode_to_verifier(frame))
+            except protocol.ProtocolError as error:
+                self._drop("malformed message", str(error))
+        self.flush()  # sessions that were opened anew are not to wait for the step's end
+        return came
+
+    def shutdown(self) -> None:
+        """Closes all sessions and the connection."""
+        for request in list(self._sessions):
+            self.close(request)
+        self.flush()
+        self._transport.close()
+
+    def _greet(self) -> None:
+        now = self._clock()
+        if self._refusal is None and now - self._hello_at >= HELLO_INTERVAL_S:
+            self._hello_at = now
+            self._transport.send(protocol.encode(self._hello))
+
+    def _take(self, message: protocol.ToVerifier) -> None:
+        match message:
+            case protocol.Drafts():
+                for draft in message.drafts:
+                    self._take_draft(draft)
+                for lost in message.lost:
+                    self._take_lost(lost)
+                self.counters.drafter_busy_s += max(0.0, min(message.busy_s, 3600.0))
+            case protocol.Welcome():
+                self._welcomed(message)
+            case protocol.Refused():
+                self._refuse(message.reason)
+            case protocol.Greet():
+                self._disconnected("it has been started anew")
+                self._hello_at = float("-inf")
+                self._greet()
+
+    def _welcomed(self, message: protocol.Welcome) -> None:
+        hello = self._hello
+        reason = vocabulary.disagreement(
+            hello.vocabulary, hello.vocab_size, message.vocabulary, message.vocab_size
+        )
+        if message.version != hello.version:
+            reason = f"it speaks protocol {message.version}, this verifier {hello.version}"
+        if reason is not None:
+            self._refuse(reason)
+        elif not self.connected:
+            logger.info("MineDraft: drafter %s attached", message.model)
+            self.connected = True
+            for session in self._sessions.values():
+                self._reopen(session)
+
+    def _refuse(self, reason: str) -> None:
+        if self._refusal is None:
+            logger.error("MineDraft: no drafting with this drafter: %s", reason)
+        self._refusal = reason
+        self.connected = False
+
+    def _disconnected(self, why: str) -> None:
+        if self.connected:
+            logger.warning("MineDraft: the drafter is gone (%s); decoding without drafts", why)
+            self.counters.disconnects += 1
+        self.connected = False
+        self._by_number.clear()
+        self._starved.clear()
+        for session in self._sessions.values():
+            session.pending = session.waited_for = False
+
+    # --- sessions -----------------------------------------------------------------------------
+
+    def _announce(self, session: Session, tokens: Sequence[int]) -> None:
+        if self.connected:
+            self._by_number[session.number] = session
+            self._open[session.number] = protocol.Open(session.number, list(tokens))
+
+    def _ask(self, session: Session) -> None:
+        if session.num_drafts:
+            session.pending = True
+            session.asked_at = self._clock()
+            self.counters.requested += session.num_drafts
+
+    def _forget(self, session: Session) -> None:
+        """The drafter need not keep it."""
+        if self._by_number.pop(session.number, None) is None:
+            return
+        self._extend.pop(session.number, None)
+        if self._open.pop(session.number, None) is None:
+            self._close.append(session.number)
+
+    def _reopen(self, session: Session) -> None:
+        """Opens a session anew, under a new number, with all tokens of its request."""
+        self._forget(session)
+        session.number = self._next_number
+        self._next_number += 1
+        session.reopened_at = self._clock()
+        session.waited_for = self._config.wait_for_first_drafts
+        self._announce(session, list(self._tokens_of(session.request))[: session.length])
+        if session.num_drafts:
+            self._extend[session.number] = protocol.Extend(
+                session.number, session.length, [], session.num_drafts
+            )
+            self._ask(session)
+
+    def _take_draft(self, draft: protocol.Draft) -> None:
+        session = self._by_number.get(draft.session)
+        if session is None:
+            return self._drop("unknown session")
+        behind = session.length - draft.base_len
+        if not 0 <= behind <= len(session.tail):
+            return self._drop("wrong length")
+        if len(draft.tokens) != len(draft.logprobs):
+            return self._drop("malformed draft")
+        if any(token >= self._hello.vocab_size for token in draft.tokens):
+            return self._drop("token outside the vocabulary")
+        self.counters.received += len(draft.tokens)
+        session.waited_for = True
+        emitted = [session.tail[index] for index in range(-behind, 0)]
+        rest = _remainder(draft.tokens, emitted)
+        if behind == 0 and session.pending:
+            session.pending = False
+            round_trip = self._clock() - session.asked_at
+            self._round_trip_s += SMOOTHING * (round_trip - self._round_trip_s)
+        elif not rest:
+            self._drop("late")
+        if len(rest) > len(session.path):
+            session.path = rest
+        return None
+
+    def _take_lost(self, lost: protocol.Lost) -> None:
+        session = self._by_number.pop(lost.session, None)
+        if session is None:
+            return
+        session.pending = False
+        reason = lost.reason if lost.reason in protocol.LOST_REASONS else "unknown reason"
+        self._drop(f"session lost: {reason}")
+        if reason == protocol.LOST_KV_FULL:
+            self._starved.append(session.request)
+        elif (
+            reason == protocol.LOST_UNKNOWN
+            and self._clock() - session.reopened_at >= REOPEN_INTERVAL_S
+        ):
+            self._reopen(session)
+
+    def _drop(self, reason: str, detail: str = "") -> None:
+        if reason not in self.counters.dropped:
+            logger.debug("MineDraft: first dropped answer: %s %s", reason, detail)
+        self.counters.dropped[reason] += 1
+
+
+def _remainder(path: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """What follows on a path after ``tokens``; nothing if they leave it."""
+    if len(tokens) < len(path) and list(path[: len(tokens)]) == list(tokens):
+        return list(path[len(tokens) :])
+    return []

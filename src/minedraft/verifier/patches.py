@@ -1,0 +1,74 @@
+"""Repairs of stock vLLM without which the output would be wrong. None where vLLM is right.
+
+A patch is an object: it probes the stock function first, replaces it only if the probe shows the
+fault, and logs what it replaced. It is applied in our workers only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.sample import rejection_sampler
+
+logger = init_logger("vllm.minedraft")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Replaces ``module.name``, which every caller looks up there, if ``is_faulty`` finds it so."""
+
+    module: ModuleType
+    name: str
+    replacement: Callable[..., Any]
+    is_faulty: Callable[[Callable[..., Any]], bool]
+    fault: str
+
+    def apply(self) -> bool:
+        """True if the stock function was faulty and is replaced now."""
+        stock = getattr(self.module, self.name)
+        if stock is self.replacement or not self.is_faulty(stock):
+            return False
+        setattr(self.module, self.name, self.replacement)
+        logger.info("MineDraft: replaced %s.%s: %s", self.module.__name__, self.name, self.fault)
+        return True
+
+
+def _expand_batch_to_tokens(
+    x: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:
+    """Repeats each request's value [requests] for each of its draft tokens [num_tokens]."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    expanded = torch.repeat_interleave(x, counts, output_size=num_tokens)
+    return torch.where(expanded == replace_from, replace_to, expanded).to(x.dtype)
+
+
+def _loses_floats(expand: Callable[..., torch.Tensor]) -> bool:
+    # The fault leaves memory as it was found, which may look right by chance: two answers cannot.
+    ends = torch.tensor([2, 3], dtype=torch.int32)
+    return any(
+        expand(torch.tensor([value, 0.0]), ends, 3, 0, 1).tolist() != [value, value, 1.0]
+        for value in (0.25, 0.75)
+    )
+
+
+EXPAND_ON_CPU = Patch(
+    module=rejection_sampler,
+    name="expand_batch_to_tokens",
+    replacement=_expand_batch_to_tokens,
+    is_faulty=_loses_floats,
+    fault="vLLM's CPU kernel writes temperature, top-k and top-p of draft tokens into a copy that "
+    "it drops, so sampled requests with drafts would follow another law",
+)
+"""Seen in 0.32.0 (utils/cpu_triton_utils.py, _expand_kernel_impl); on GPUs a Triton kernel runs."""
+
+
+def apply_on_cpu() -> None:
+    """All patches for vLLM on CPU."""
+    EXPAND_ON_CPU.apply()

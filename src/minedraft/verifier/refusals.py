@@ -1,0 +1,59 @@
+"""What MineDraft cannot serve, said when the engine starts, with the reason and the way out."""
+
+from collections.abc import Callable
+from typing import Any
+
+from minedraft.config import ConfigError
+from minedraft.verifier.plugin import NO_DRAFTS
+
+_Rule = tuple[Callable[[Any], bool], str]
+
+_RULES: list[_Rule] = [
+    (
+        lambda c: c.speculative_config is None
+        or c.speculative_config.method != "custom_class"
+        or c.speculative_config.model != NO_DRAFTS,
+        "the MineDraft scheduler needs speculative_config with method 'custom_class', model "
+        f"'{NO_DRAFTS}' and num_speculative_tokens; `minedraft generate` sets it for you",
+    ),
+    (
+        lambda c: c.parallel_config.pipeline_parallel_size > 1,
+        "pipeline parallelism does not work with overlapped drafting: a stage would wait for "
+        "drafts; use --tensor-parallel-size instead",
+    ),
+    (
+        lambda c: c.model_config.is_hybrid or c.model_config.is_attention_free,
+        "hybrid and Mamba targets keep a recurrent state that is lost when a request skips a "
+        "step; serve this target without MineDraft (--mode off)",
+    ),
+    (
+        lambda c: c.model_config.is_encoder_decoder or c.model_config.runner_type == "pooling",
+        "only decoder-only text generation can be drafted for; serve this target without "
+        "MineDraft (--mode off)",
+    ),
+    (
+        lambda c: c.kv_transfer_config is not None,
+        "KV connectors read token ids that MineDraft does not re-send every step; remove "
+        "--kv-transfer-config, or serve without MineDraft (--mode off)",
+    ),
+    (
+        lambda c: bool(c.scheduler_config.async_scheduling),
+        "asynchronous scheduling is not supported yet; add --no-async-scheduling",
+    ),
+    (
+        lambda c: c.use_v2_model_runner,
+        "Model Runner V2 is not supported yet; set VLLM_USE_V2_MODEL_RUNNER=0",
+    ),
+    (
+        lambda c: c.parallel_config.data_parallel_size > 1 and c.model_config.is_moe,
+        "data-parallel ranks of a mixture of experts step together, and waiting for drafts would "
+        "stall them all; use --tensor-parallel-size instead",
+    ),
+]
+
+
+def check_target(vllm_config: Any) -> None:
+    """Raises ConfigError if the target, as configured, cannot be served with drafts."""
+    for applies, reason in _RULES:
+        if applies(vllm_config):
+            raise ConfigError(f"MineDraft: {reason}")

@@ -1,0 +1,66 @@
+"""What the verifier measures of its own run, in seconds and tokens."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minedraft.verifier.client import Counters
+
+
+@dataclass(slots=True)
+class Stats:
+    """Sums over the steps since the start. A verification is one request in one decode step."""
+
+    steps: int = 0
+    verifications: int = 0
+    verified_without_drafts: int = 0
+    emitted: int = 0
+    """Tokens that verifications emitted."""
+    drafted: int = 0
+    """Draft tokens that were verified."""
+    accepted: int = 0
+    decode_steps: int = 0
+    """Steps without any prefill; the next two are over these only."""
+    decode_model_s: float = 0.0
+    """Seconds from the end of schedule() to the step's result: V summed over decode steps."""
+    decode_rows: int = 0
+    waited_s: float = 0.0
+    """Seconds in which the target stood still for drafts."""
+    by_rows: dict[int, list[float]] = field(default_factory=dict)
+    """Decode steps by number of requests: [steps, model seconds]."""
+
+    def decode_step(self, rows: int, seconds: float) -> None:
+        """A step without prefill took so long."""
+        self.decode_steps += 1
+        self.decode_rows += rows
+        self.decode_model_s += seconds
+        entry = self.by_rows.setdefault(rows, [0, 0.0])
+        entry[0] += 1
+        entry[1] += seconds
+
+    def report(self, counters: Counters) -> dict[str, Any]:
+        """All sums, and the ratios that people ask for."""
+        busy = counters.drafter_busy_s
+        return {
+            **asdict(self),
+            "drafter": {**asdict(counters), "dropped": dict(counters.dropped)},
+            "tokens_per_verification": _ratio(self.emitted, self.verifications),
+            "acceptance": _ratio(self.accepted, self.drafted),
+            "hidden_share": _ratio(max(0.0, busy - self.waited_s), busy),
+            "mean_verify_s": _ratio(self.decode_model_s, self.decode_steps),
+        }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def write(path: str, report: Mapping[str, Any]) -> None:
+    """Writes a report where a reader never sees half of it."""
+    target = Path(path)
+    new = target.with_name(f".{target.name}.{os.getpid()}")
+    new.write_text(json.dumps(report, indent=1) + "\n")
+    new.replace(target)

@@ -1,0 +1,48 @@
+"""What every test shares: vLLM's environment and the tiny models."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# vLLM reads these when it is imported, so they are set before any test module can do that.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+for _name, _value in _ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+
+@dataclass(frozen=True)
+class TinyModels:
+    """Folders of tiny checkpoints that share one tokenizer."""
+
+    target: Path
+    perfect: Path
+    """The target's weights in a folder of their own."""
+    perturbed: Path
+    """The target's weights with noise: agrees with the target on most tokens."""
+    unrelated: Path
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    """The tiny models, written once for each test run."""
+    from tiny import PERTURBATION, make_model  # imports transformers, which takes seconds
+
+    root = tmp_path_factory.mktemp("tiny")
+    target = make_model(root / "target", seed=1)
+    return TinyModels(
+        target=target,
+        perfect=make_model(root / "perfect", seed=1),
+        perturbed=make_model(root / "perturbed", seed=2, base=target, noise=PERTURBATION),
+        unrelated=make_model(root / "unrelated", seed=3),
+    )

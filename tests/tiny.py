@@ -1,0 +1,128 @@
+"""Tiny Llama models for tests: seeded, real checkpoints on disk, with a tokenizer of characters.
+
+Their greedy continuation depends on the whole context and does not settle in a short loop at
+once, so that a draft which saw a wrong token somewhere differs from one that did not.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+UNK, BOS, EOS = "<unk>", "<s>", "</s>"
+CHARACTERS = 'abcdefghijklmnopqrstuvwxyz0123456789{}[]":,.-_ \nABCDEFGHIJKLM'
+"""The 61 characters that the tokenizer knows; with the three special tokens 64 ids."""
+ALSO_EOS = 20
+"""A character that ends a text too, unlike </s> one that greedy decoding emits."""
+HEAD_DIM = 32
+"""Not hidden / heads: the smallest head that vLLM's CPU attention takes."""
+PERTURBATION = 0.03
+"""Noise, relative to each weight's deviation, that leaves about 70 % of the top tokens the same."""
+
+_EMBEDDING_STD = 1.0
+_WEIGHT_STD = 0.25
+"""An order of magnitude above the usual 0.02: attention is peaked, so single tokens matter."""
+_FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+
+def make_tokenizer(vocab_size: int = 64) -> PreTrainedTokenizerFast:
+    """A tokenizer of one token per character; ids past the characters are named ``<xN>``."""
+    names = [UNK, BOS, EOS, *CHARACTERS]
+    names += [f"<x{i}>" for i in range(len(names), vocab_size)]
+    if vocab_size < len(CHARACTERS) + 3:
+        raise ValueError(f"the tokenizer needs {len(CHARACTERS) + 3} ids, not {vocab_size}")
+    vocabulary = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token=UNK,
+        bos_token=BOS,
+        eos_token=EOS,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = _CHAT_TEMPLATE
+    return fast
+
+
+def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2:
+            continue  # norms stay at one
+        std = _EMBEDDING_STD if "embed_tokens" in name else _WEIGHT_STD
+        weight.normal_(0.0, std, generator=generator)
+        if "lm_head" in name:
+            weight[:3] = 0.0  # logit 0: the special tokens are never the greedy ones
+
+
+def _perturb(model: PreTrainedModel, noise: float, generator: torch.Generator) -> None:
+    for weight in model.parameters():
+        if weight.dim() < 2:
+            continue
+        shift = torch.empty_like(weight).normal_(generator=generator)
+        weight.add_(shift * (noise * weight.std()))
+
+
+def make_model(
+    directory: Path,
+    *,
+    seed: int,
+    vocab_size: int = 64,
+    layers: int = 2,
+    base: Path | None = None,
+    noise: float = 0.0,
+    family: str = "llama",
+    max_position_embeddings: int = 2048,
+    **config: Any,
+) -> Path:
+    """Write a float32 model with its tokenizer to ``directory`` and return that.
+
+    With ``base`` the weights are those of the model there (built with the same sizes), each
+    shifted by Gaussian noise of ``noise`` times its own deviation. ``family`` is llama or mistral
+    (with ``sliding_window``); ``config`` goes to its configuration.
+    """
+    logging.disable_progress_bar()
+    config_class, model_class = _FAMILIES[family]
+    generator = torch.Generator().manual_seed(seed)
+    settings: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": torch.float32,
+    }
+    if base is None:
+        model = model_class(config_class(**(settings | config)))
+    else:
+        model = model_class.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        if base is None:
+            _randomise(model, generator)
+        else:
+            _perturb(model, noise, generator)
+    model.generation_config.eos_token_id = [2, ALSO_EOS]
+    model.save_pretrained(directory)
+    make_tokenizer(model.config.vocab_size).save_pretrained(directory)
+    return directory
