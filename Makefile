@@ -56,9 +56,10 @@ clean: ## remove the environment and what the tools left here
 	@echo "Installing vLLM for CPUs and MineDraft into .venv (3 GB, about a minute)"
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	@rm -f $@
-	@$(BIN)/pip --disable-pip-version-check install -q --no-deps $$(grep ^uv== $(LOCK))
-	@$(UV) sync $(UV_FLAGS) $(LOCK) || $(BIN)/pip install -q --no-deps -r $(LOCK)
-	@$(BIN)/pip install -q $$(grep ^torch== $(LOCK))
+	@$(BIN)/pip --disable-pip-version-check install -qq --no-deps $$(grep ^uv== $(LOCK))
+	@$(UV) sync $(UV_FLAGS) $(LOCK) || { echo "uv failed, pip takes over: a few minutes"; \
+		$(BIN)/pip install -qq --no-deps --no-compile -r $(LOCK); }
+	@$(BIN)/pip install -qq $$(grep ^torch== $(LOCK))
 	@$(UV) install $(UV_FLAGS) --no-deps --no-build-isolation -e .
 	@$(BIN)/python -c 'from vllm import LLM' 2>/dev/null || $(BIN)/python -c 'from vllm import LLM'
 	@touch $@

@@ -27,7 +27,7 @@ from minedraft.drafter.child import DrafterError, DrafterProcess, greet
 from minedraft.engine_options import with_cpu_defaults
 from minedraft.placement import Placement, format_cores, parse_cores, place_on_cpu, place_on_gpu
 from minedraft.tokenizers import tokenizer_fingerprint
-from minedraft.verifier import refusals
+from minedraft.verifier import contract, refusals
 from minedraft.verifier.plugin import class_options
 
 logger = init_logger("vllm.minedraft")
@@ -81,6 +81,7 @@ class LLM(vllm.LLM):  # type: ignore[misc]
             with _target_device(placement):
                 super().__init__(model, **options)
             return
+        contract.ensure()
         config = MineDraftConfig.parse({"mode": mode, **ours})
         options = _merged(options, class_options(config, num_speculative_tokens))
         refusals.check_target(_vllm_config(model, options))

@@ -63,7 +63,8 @@ def sampling_params(line: PromptLine, defaults: dict[str, Any], where: str) -> S
         raise ConfigError(f"{where}: sampling: {error}") from error
 
 
-def _engine_prompt(line: PromptLine, tokenizer: Any) -> Any:
+def engine_prompt(line: PromptLine, tokenizer: Any) -> Any:
+    """The line as vLLM takes it; messages go through the chat template."""
     if line.prompt is not None:
         return {"prompt": line.prompt}
     if line.prompt_token_ids is not None:
@@ -130,7 +131,7 @@ def generate(options: argparse.Namespace) -> int:
         for number, line in enumerate(lines, 1)
     ]
     tokenizer = llm.get_tokenizer() if any(line.messages for line in lines) else None
-    outputs = llm.generate([_engine_prompt(line, tokenizer) for line in lines], params)
+    outputs = llm.generate([engine_prompt(line, tokenizer) for line in lines], params)
     encoder = msgspec.json.Encoder()
     with options.output.open("wb") as file:
         for record in records(lines, outputs):

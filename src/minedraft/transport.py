@@ -182,7 +182,7 @@ class Server:
 
         class OneKey:
             def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002
-                return secrets.compare_digest(z85.encode(key), client)
+                return secrets.compare_digest(key, client)
 
         authenticator.configure_curve_callback(credentials_provider=OneKey())
         return authenticator

@@ -84,6 +84,7 @@ class DraftEngine:
         except DraftEngineError:
             self._core.shutdown()
             raise
+        self.model_config = config.model_config
         self.model: str = config.model_config.model
         self.max_model_len: int = config.model_config.max_model_len
         self.vocab_size: int = config.model_config.get_vocab_size()

@@ -15,6 +15,7 @@ from minedraft.drafter.engine import DraftEngine, DraftEngineError
 from minedraft.drafter.server import DraftServer
 from minedraft.engine_options import parse_flags, with_cpu_defaults
 from minedraft.tokenizers import tokenizer_fingerprint
+from minedraft.verifier import contract
 
 logger = logging.getLogger("vllm.minedraft")
 
@@ -23,6 +24,7 @@ def run(options: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT; ``options`` as cli.py parses them."""
     if os.environ.get(lifeline.ENV_PARENT):
         lifeline.exit_with_parent()
+    contract.ensure()
     transport.check_address(options.listen)
     if options.key_file:
         transport.create_key_file(Path(options.key_file))
@@ -35,11 +37,21 @@ def run(options: argparse.Namespace) -> int:
         socket.close()
         raise ConfigError(str(error).strip().splitlines()[-1]) from error
     try:
+        _warm_up(engine)
         _serve(DraftServer(engine, socket, _welcome(engine)), options.listen)
     finally:
         socket.close()
         engine.shutdown()
     return 0
+
+
+def _warm_up(engine: DraftEngine) -> None:
+    """The first passes of a model are slow; no verifier is to wait for them."""
+    engine.open("warm-up", [0, 0])
+    engine.extend("warm-up", 2, [0], 2)
+    while engine.has_work():
+        engine.step()
+    engine.close("warm-up")
 
 
 def _welcome(engine: DraftEngine) -> protocol.Welcome:

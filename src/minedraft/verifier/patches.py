@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 logger = init_logger("vllm.minedraft")
 
@@ -69,6 +70,33 @@ EXPAND_ON_CPU = Patch(
 """Seen in 0.32.0 (utils/cpu_triton_utils.py, _expand_kernel_impl); on GPUs a Triton kernel runs."""
 
 
+def _top_k_top_p_of_some(
+    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+) -> torch.Tensor:
+    """vLLM's own masks on float [draft tokens, vocabulary], if there are any draft tokens."""
+    return apply_top_k_top_p(logits, k, p) if len(logits) else logits
+
+
+def _fails_on_nothing(mask: Callable[..., torch.Tensor]) -> bool:
+    try:
+        mask(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int32), None)
+    except RuntimeError:
+        return True
+    return False
+
+
+TOP_K_OF_NOTHING_ON_CPU = Patch(
+    module=rejection_sampler,
+    name="apply_top_k_top_p",
+    replacement=_top_k_top_p_of_some,
+    is_faulty=_fails_on_nothing,
+    fault="without Triton it fails in a step with a top-k request and no drafts at all, such as "
+    "any first prefill",
+)
+"""Seen in 0.32.0 (sample/ops/topk_topp_sampler.py, apply_top_k_only)."""
+
+
 def apply_on_cpu() -> None:
     """All patches for vLLM on CPU."""
     EXPAND_ON_CPU.apply()
+    TOP_K_OF_NOTHING_ON_CPU.apply()

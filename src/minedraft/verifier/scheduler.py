@@ -18,7 +18,7 @@ from vllm.v1.outputs import DraftTokenIds
 from minedraft import lifeline
 from minedraft.config import ADDITIONAL_CONFIG_KEY, ENV_STATS, Endpoint, MineDraftConfig
 from minedraft.transport import Link
-from minedraft.verifier import refusals, stats
+from minedraft.verifier import contract, refusals, stats
 from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.turns import Turn, Turns, take_turn
 from minedraft.tokenizers import tokenizer_fingerprint
@@ -45,6 +45,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler with drafts from a drafter of its own, by ``--scheduler-cls``."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        contract.ensure()
         refusals.check_target(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
         if multiprocessing.parent_process() is not None:
