@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from drafters import Reference
-from engines import Bench, bench, run
+from engines import Bench, bench, run, scheduler_of
 from scipy.stats import chi2
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -110,9 +110,14 @@ def test_the_test_sees_a_wrong_temperature(both: Bench) -> None:
     assert p_value(text_law(both.target, SAMPLINGS["temperature"]), seen) < SIGNIFICANCE
 
 
-def test_seeded_requests_are_drafted_when_asked(both: Bench) -> None:
+def test_seeded_requests_are_drafted_only_when_asked(
+    both: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both.draft_with("perfect", LENGTH)
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
     before = both.stats.drafted
     run(both.drafted, [PROMPT], params)
     assert both.stats.drafted == before
+    monkeypatch.setattr(scheduler_of(both.drafted), "_draft_seeded", True)
+    run(both.drafted, [PROMPT], params)
+    assert both.stats.drafted > before

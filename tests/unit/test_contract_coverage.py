@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from minedraft.config import MineDraftConfig
 from minedraft.verifier.contract import CONTRACT
-from minedraft.verifier.contract_check import Class, Function
+from minedraft.verifier.contract_check import Class, Function, Texts
+from minedraft.verifier.plugin import class_options
 
 SOURCE = Path(__file__).parents[2] / "src/minedraft"
 ABOUT_THE_CONTRACT = {"contract.py", "contract_check.py", "contract_source.py"}
@@ -222,6 +224,16 @@ def test_every_environment_variable_is_in_the_contract() -> None:
         name for file in FILES for name in re.findall(r"VLLM_[A-Z0-9_]+", file.path.read_text())
     }
     assert used == {key.partition(":")[2] for key in CONTRACT if key.startswith("vllm.envs:")}
+
+
+def test_every_option_that_makes_a_verifier_is_in_the_contract() -> None:
+    options = class_options(MineDraftConfig(), 3)
+    assert options.keys() <= _class("vllm.engine.arg_utils:EngineArgs").names()
+    speculative = options["speculative_config"]
+    assert speculative.keys() <= _class("vllm.config:SpeculativeConfig").names()
+    methods = CONTRACT["vllm.config.speculative"]
+    assert isinstance(methods, Texts)
+    assert speculative["method"] in methods.texts
 
 
 def test_every_attribute_of_a_vllm_object_is_in_the_contract() -> None:

@@ -170,7 +170,7 @@ def _result(way: Way, event: dict[str, Any]) -> Result:
         seconds=event["seconds"],
         token_ids=event["token_ids"],
         tokens_per_verification=(spent("emitted") or tokens) / verifications,
-        hidden_share=max(0.0, 1 - spent("waited_s") / busy) if busy else None,
+        hidden_share=max(0.0, 1 - spent("drafter", "waited_s") / busy) if busy else None,
     )
 
 

@@ -64,6 +64,8 @@ class Counters:
     used: int = 0
     late_requests: int = 0
     """Requests that were decoded without drafts because these did not come in time."""
+    waited_s: float = 0.0
+    """Seconds in which the target stood still for drafts."""
     drafter_busy_s: float = 0.0
     disconnects: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -211,7 +213,7 @@ class DrafterClient:
         """Takes in what has come, waiting for the first so long at most. True if anything came."""
         if not self.connected:
             self._greet()
-        if wait_s > 0 and not self._transport.wait(wait_s):
+        if wait_s > 0 and not self._wait(wait_s):
             return False
         came = False
         while (frame := self._transport.receive()) is not None:
@@ -221,6 +223,12 @@ class DrafterClient:
             except protocol.ProtocolError as error:
                 self._drop("malformed message", str(error))
         self.flush()  # sessions that were opened anew are not to wait for the step's end
+        return came
+
+    def _wait(self, seconds: float) -> bool:
+        started = self._clock()
+        came = self._transport.wait(seconds)
+        self.counters.waited_s += self._clock() - started
         return came
 
     def shutdown(self) -> None:

@@ -94,12 +94,9 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         decoding = [r.request_id for r in self.running if not r.is_prefill_chunk]
         # A prefill chunk fills the time: no need to stand still.
         may_wait = len(decoding) == len(self.running)
-        started = time.monotonic()
-        turn = take_turn(
+        return take_turn(
             self._turns, self._client, decoding, may_wait=may_wait, clock=time.monotonic
         )
-        self._stats.waited_s += time.monotonic() - started
-        return turn
 
     def _drafts_for(self, request_id: str) -> list[int]:
         request = self.requests[request_id]

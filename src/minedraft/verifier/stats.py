@@ -27,8 +27,6 @@ class Stats:
     decode_model_s: float = 0.0
     """Seconds from the end of schedule() to the step's result: V summed over decode steps."""
     decode_rows: int = 0
-    waited_s: float = 0.0
-    """Seconds in which the target stood still for drafts."""
     by_rows: dict[int, list[float]] = field(default_factory=dict)
     """Decode steps by number of requests: [steps, model seconds]."""
 
@@ -49,7 +47,7 @@ class Stats:
             "drafter": {**asdict(counters), "dropped": dict(counters.dropped)},
             "tokens_per_verification": _ratio(self.emitted, self.verifications),
             "acceptance": _ratio(self.accepted, self.drafted),
-            "hidden_share": _ratio(max(0.0, busy - self.waited_s), busy),
+            "hidden_share": _ratio(max(0.0, busy - counters.waited_s), busy),
             "mean_verify_s": _ratio(self.decode_model_s, self.decode_steps),
         }
 
