@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
+VOCAB_SIZE = 512
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -28,7 +29,7 @@ CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "vocab_size": 512,
+    "vocab_size": VOCAB_SIZE,
     "max_position_embeddings": 4096,
     "torch_dtype": "float32",
 }
@@ -70,7 +71,7 @@ def serve(address: str) -> None:
     from minedraft.drafter.server import DraftServer
 
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    welcome = protocol.Welcome(protocol.PROTOCOL_VERSION, "instant", "", CONFIG["vocab_size"], 4096)
+    welcome = protocol.Welcome(protocol.PROTOCOL_VERSION, "instant", "", VOCAB_SIZE, 4096)
     server = DraftServer(InstantEngine(), transport.Server(Endpoint(address)), welcome)
     while True:
         server.serve_once()
@@ -181,14 +182,15 @@ def main() -> None:
 
 def compare(model: str, address: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Plain decoding of all and of half of the requests, then halves."""
-    import minedraft
     import vllm
-    from minedraft.verifier.client import DrafterClient
-    from minedraft.verifier.scheduler import MineDraftScheduler
-    from minedraft.verifier.worker import TargetWorker
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    import minedraft
+    from minedraft.verifier.client import DrafterClient
+    from minedraft.verifier.scheduler import MineDraftScheduler
+    from minedraft.verifier.worker import TargetWorker
 
     clock = Clock()
     for owner, name, label in (

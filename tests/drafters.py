@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
 from minedraft import protocol
 from minedraft.config import Endpoint
 from minedraft.drafter.server import DraftServer
 from minedraft.drafter.sessions import Drafted, Lost
 from minedraft.transport import Server
 from minedraft.vocabulary import fingerprint
-from transformers import AutoTokenizer, LlamaForCausalLM
 
 
 class Reference:
@@ -25,10 +26,10 @@ class Reference:
         self.model = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self._said: dict[tuple[int, ...], tuple[int, float]] = {}
 
-    @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [vocabulary]: the logits of the token after these."""
-        return self.model(torch.tensor([list(tokens)])).logits[0, -1]
+        with torch.inference_mode():
+            return self.model(torch.tensor([list(tokens)])).logits[0, -1]
 
     def best(self, tokens: Sequence[int]) -> tuple[int, float]:
         """The greedy next token and its log-probability."""

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minedraft import devices
-from minedraft.config import ConfigError, check_num_speculative_tokens
+from minedraft.config import ConfigError, MineDraftConfig, check_num_speculative_tokens
 from minedraft.drafter.child import DrafterError
 from minedraft.placement import parse_cores
+from minedraft.verifier import contract
 
 PROGRAM = "minedraft"
 DEFAULT_NUM_SPECULATIVE_TOKENS = 4
@@ -50,7 +51,7 @@ def _preload_openmp(words: Sequence[str]) -> None:
         os.execve(sys.executable, command, {**os.environ, **variables})
 
 
-Commands = argparse._SubParsersAction  # noqa: SLF001
+Commands = argparse._SubParsersAction
 ENGINE_FLAGS = "Any other flag is a vLLM engine flag: see `vllm serve --help=all`."
 
 
@@ -71,8 +72,10 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
         help="off: stock vLLM without drafts (default: %(default)s)")  # fmt: skip
     add("--num-speculative-tokens", type=int, default=DEFAULT_NUM_SPECULATIVE_TOKENS, metavar="K",
         help="draft tokens for each verification, at most (default: %(default)s)")  # fmt: skip
-    add("--draft-seeded", action="store_true",
-        help="draft also for requests with a seed and temperature > 0: another text")  # fmt: skip
+    defaults = MineDraftConfig()
+    for name, text in MineDraftConfig.descriptions().items():
+        if name != "mode":
+            _add_option(parser, name, getattr(defaults, name), text)
     add("--target-cores", metavar="CPUS", help="CPU cores of the target, as in 0-3,8")
     add("--drafter-cores", metavar="CPUS", help="CPU cores of the drafter")
     add("--drafter-gpu", metavar="GPU", help="GPU of the drafter, from CUDA_VISIBLE_DEVICES")
@@ -80,8 +83,20 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.set_defaults(run=_generate)
 
 
+def _add_option(parser: argparse.ArgumentParser, name: str, default: object, text: str) -> None:
+    """A flag for an option of MineDraftConfig."""
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(default, bool):
+        parser.add_argument(flag, action="store_true", help=text)
+    else:
+        kind = type(default)
+        parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
+
+
 def _generate(options: argparse.Namespace) -> int:
     check_num_speculative_tokens(options.num_speculative_tokens)
+    if options.mode != "off":
+        contract.ensure()
     from minedraft import offline
 
     return offline.generate(options)
@@ -107,6 +122,7 @@ def _drafter(options: argparse.Namespace) -> int:
         cores = parse_cores(options.cores)
         os.sched_setaffinity(0, cores)
         os.environ.update(devices.cpu_environment(cores))
+    contract.ensure()
     from minedraft.drafter.main import run
 
     return run(options)
@@ -122,6 +138,7 @@ def _add_demo(commands: "Commands[argparse.ArgumentParser]") -> None:
 def _demo(options: argparse.Namespace) -> int:
     if options.engine_flags:
         raise ConfigError(f"demo takes no flags: {' '.join(options.engine_flags)}")
+    contract.ensure()
     from minedraft.demo.run import demo
 
     return demo()

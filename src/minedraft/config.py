@@ -6,24 +6,23 @@ machine (addresses, keys, files) travels in environment variables, which child p
 """
 
 import os
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import msgspec
 
 from minedraft.protocol import MAX_DRAFT_TOKENS
-
-Mode = Literal["overlap", "sequential", "off"]
 
 ADDITIONAL_CONFIG_KEY = "minedraft"
 ENV_DRAFTER = "MINEDRAFT_DRAFTER"
 ENV_KEY_FILE = "MINEDRAFT_KEY_FILE"
 ENV_STATS = "MINEDRAFT_STATS"
 
+
 class ConfigError(ValueError):
     """An option that cannot be: one line that says what is wrong and what to do."""
 
 
-def _says(text: str, **bounds: float) -> msgspec.Meta:
+def _says(text: str, **bounds: Any) -> msgspec.Meta:
     """What an option does, for command lines and documentation, and its bounds."""
     return msgspec.Meta(description=text, **bounds)
 
@@ -68,6 +67,12 @@ class MineDraftConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "the drafter has prefilled its prompt"
         ),
     ] = False
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """What each option does."""
+        hints = get_type_hints(cls, include_extras=True)
+        return {name: str(hints[name].__metadata__[0].description) for name in hints}
 
     @classmethod
     def parse(cls, options: Any) -> Self:

@@ -74,7 +74,7 @@ class LLM(vllm.LLM):  # type: ignore[misc]
         stats: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        ours = {name: options.pop(name) for name in _CONFIG_FIELDS if name in options}
+        ours = {name: options.pop(name) for name in CONFIG_FIELDS if name in options}
         options = with_cpu_defaults(options)
         if mode == "off":
             placement = Placement(parse_cores(target_cores) if target_cores else ())
@@ -113,7 +113,8 @@ class LLM(vllm.LLM):  # type: ignore[misc]
         logger.info("MineDraft: %s of %s; %s", mode, welcome.model, placement)
 
 
-_CONFIG_FIELDS = set(MineDraftConfig.__struct_fields__) - {"mode"}
+CONFIG_FIELDS = frozenset(MineDraftConfig.__struct_fields__) - {"mode"}
+"""The options of MineDraftConfig that ``LLM`` takes as keywords; mode is one of its own."""
 
 
 def _vllm_config(model: str, options: dict[str, Any]) -> Any:
@@ -180,10 +181,14 @@ def _target_device(placement: Placement) -> AbstractContextManager[None]:
     return devices.target_on_cpu(placement, own_process=own_process)
 
 
-def _check_drafter(model_config: Any, endpoint: Endpoint, child: DrafterProcess | None) -> protocol.Welcome:
+def _check_drafter(
+    model_config: Any, endpoint: Endpoint, child: DrafterProcess | None
+) -> protocol.Welcome:
     """Waits for the drafter, and refuses one whose tokens are not the target's."""
     hello = protocol.Hello(
-        protocol.PROTOCOL_VERSION, tokenizer_fingerprint(model_config), model_config.get_vocab_size()
+        protocol.PROTOCOL_VERSION,
+        tokenizer_fingerprint(model_config),
+        model_config.get_vocab_size(),
     )
     welcome = child.wait_ready(hello) if child else greet(endpoint, hello, CONNECT_TIMEOUT_S)
     reason = vocabulary.disagreement(
@@ -192,4 +197,3 @@ def _check_drafter(model_config: Any, endpoint: Endpoint, child: DrafterProcess 
     if reason is not None:
         raise DrafterError(reason)
     return welcome
-

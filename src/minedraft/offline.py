@@ -13,7 +13,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from minedraft.config import ConfigError
 from minedraft.engine_options import parse_flags
-from minedraft.llm import LLM
+from minedraft.llm import CONFIG_FIELDS, LLM
 
 
 class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +41,10 @@ def read_prompts(path: Path) -> list[PromptLine]:
             parsed = msgspec.json.decode(line, type=PromptLine)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
-        if sum(x is not None for x in (parsed.prompt, parsed.messages, parsed.prompt_token_ids)) != 1:
+        if (
+            sum(x is not None for x in (parsed.prompt, parsed.messages, parsed.prompt_token_ids))
+            != 1
+        ):
             raise ConfigError(
                 f"{path}, line {number}: give one of prompt, messages and prompt_token_ids"
             )
@@ -117,12 +120,12 @@ def generate(options: argparse.Namespace) -> int:
         key_file=options.key_file,
         mode=options.mode,
         num_speculative_tokens=options.num_speculative_tokens,
-        draft_seeded=options.draft_seeded,
         drafter_args=options.drafter_args,
         drafter_cores=options.drafter_cores,
         target_cores=options.target_cores,
         drafter_gpu=options.drafter_gpu,
         stats=options.stats,
+        **{name: getattr(options, name) for name in CONFIG_FIELDS},
         **parse_flags(options.engine_flags, program="minedraft generate"),
     )
     defaults = llm.llm_engine.model_config.get_diff_sampling_param()

@@ -66,8 +66,7 @@ def place_on_cpu(
         missing = sorted(set(cores or ()) - set(usable))
         if missing:
             raise ConfigError(
-                f"{name}: CPU {format_cores(missing)} is not available, "
-                f"only {format_cores(usable)}"
+                f"{name}: CPU {format_cores(missing)} is not available, only {format_cores(usable)}"
             )
     if drafter is None:
         free = [core for core in usable if core not in (target or ())]

@@ -11,7 +11,9 @@ busy for minutes is not taken for dead.
 import hashlib
 import os
 import secrets
+import socket
 import stat
+import time
 from pathlib import Path
 
 import zmq
@@ -25,37 +27,67 @@ from minedraft.protocol import MAX_FRAME_BYTES
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 4000
 RECONNECT_MS = 100
+RENEW_S = 10.0
+"""After so many seconds without a connection the socket is made anew."""
 MAX_QUEUED_MESSAGES = 4096
 MAX_IPC_PATH = 100
+CURVE_OVERHEAD_BYTES = 64
+"""More than what encryption adds to a frame, which ZMQ counts."""
 
 
 def check_address(address: str) -> str:
     """``address`` if it is one that we can use. Raises ConfigError."""
     scheme, separator, rest = address.partition("://")
-    if not separator or scheme not in ("ipc", "tcp") or not rest:
+    known = scheme == "tcp" or (scheme == "ipc" and rest.startswith("/"))
+    if not (known and separator and rest and address.isprintable()):
         raise ConfigError(
             f"drafter address {address!r}: write ipc:///folder/name or tcp://host:port"
         )
-    if scheme == "ipc" and len(rest) > MAX_IPC_PATH:
+    if scheme == "ipc" and len(os.fsencode(rest)) > MAX_IPC_PATH:
         raise ConfigError(
-            f"drafter address {address!r}: the path is longer than {MAX_IPC_PATH} characters, "
+            f"drafter address {address!r}: the path is longer than {MAX_IPC_PATH} bytes, "
             "which is more than a Unix socket can have; take a shorter folder"
         )
     host, _, port = rest.rpartition(":")
-    if scheme == "tcp" and not (host and port.isdecimal() and 0 < int(port) < 65536):
+    if scheme == "tcp" and not (host and _is_port(port)):
         raise ConfigError(f"drafter address {address!r}: write tcp://host:port")
     return address
 
 
-def _check_private_folder(address: str) -> None:
-    folder = Path(address.removeprefix("ipc://")).absolute().parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 65536
+
+
+def _check_private_socket(address: str) -> None:
+    path = Path(address.removeprefix("ipc://"))
+    folder = path.parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"drafter address {address!r}: {folder}: {error.strerror}") from error
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigError(
             f"drafter address {address!r}: others may enter {folder}; an ipc socket needs a folder "
             f"of its own that only you may enter (chmod 700 {folder}, or name a new one)"
         )
+    if path.exists():
+        _check_left_behind(path, address)
+
+
+def _check_left_behind(path: Path, address: str) -> None:
+    """ZMQ would delete any file that is there, the socket of a running drafter too."""
+    if not path.is_socket():
+        raise ConfigError(f"cannot listen on {address}: there is a file, which is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except OSError:
+            pass
+    raise ConfigError(f"cannot listen on {address}: it is in use, by another drafter perhaps")
 
 
 def create_key_file(path: Path) -> None:
@@ -104,41 +136,65 @@ def _endpoint_keys(endpoint: Endpoint) -> dict[str, tuple[bytes, bytes]] | None:
     return _key_pairs(endpoint.key_file)
 
 
-def _common_options(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.LINGER, 200)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
-    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+def _common_options(end: zmq.Socket[bytes], address: str) -> None:
+    end.setsockopt(zmq.LINGER, 200)
+    end.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES)
+    end.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
+    end.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
+    end.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    end.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    end.setsockopt(zmq.IPV6, "[" in address)
 
 
 class Link:
     """The verifier's end: one connection to one drafter, made again for ever when it breaks."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        keys = _endpoint_keys(endpoint)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        _common_options(self._socket)
+        self._address = endpoint.address
+        self._keys = _endpoint_keys(endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._failing_since: float | None = None
+        self._socket = self._connect()
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        end = self._context.socket(zmq.DEALER)
+        _common_options(end, self._address)
         # Queue for a living connection only: what a dead drafter missed is said anew, not replayed.
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        if keys:
-            self._socket.curve_serverkey = keys["server"][0]
-            self._socket.curve_publickey, self._socket.curve_secretkey = keys["client"]
-        self._socket.connect(endpoint.address)
+        end.setsockopt(zmq.IMMEDIATE, 1)
+        end.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        if self._keys:
+            end.curve_serverkey = self._keys["server"][0]
+            end.curve_publickey, end.curve_secretkey = self._keys["client"]
+        try:
+            end.connect(self._address)
+        except zmq.ZMQError as error:
+            end.close()
+            self._context.term()
+            raise ConfigError(f"drafter address {self._address}: {error.strerror}") from error
+        return end
 
     def send(self, frame: bytes) -> bool:
         """False if there is no connection or its queue is full; never waits."""
         try:
             self._socket.send(frame, zmq.DONTWAIT)
         except zmq.Again:
+            self._renew()
             return False
+        self._failing_since = None
         return True
 
+    def _renew(self) -> None:
+        """ZMQ reconnects by itself, but not after an answer that was no ZMQ, or no drafter's."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        elif now - self._failing_since > RENEW_S:
+            self._failing_since = now
+            self._socket.close(linger=0)
+            self._socket = self._connect()
+
     def receive(self) -> bytes | None:
-        """The next frame, None if there is none; never waits. Stray multipart frames are cut."""
+        """The next frame, None if there is none; never waits. Of several parts the last counts."""
         try:
             return self._socket.recv_multipart(zmq.DONTWAIT)[-1]
         except zmq.Again:
@@ -159,17 +215,17 @@ class Server:
 
     def __init__(self, endpoint: Endpoint) -> None:
         keys = _endpoint_keys(endpoint)
+        if keys is None:
+            _check_private_socket(endpoint.address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = self._authenticate(keys["client"][0]) if keys else None
         self._socket = self._context.socket(zmq.ROUTER)
-        _common_options(self._socket)
+        _common_options(self._socket, endpoint.address)
         # A verifier that is gone is an error that we can see, not a message dropped in silence.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if keys:
             self._socket.curve_server = True
             self._socket.curve_publickey, self._socket.curve_secretkey = keys["server"]
-        else:
-            _check_private_folder(endpoint.address)
         try:
             self._socket.bind(endpoint.address)
         except zmq.ZMQError as error:

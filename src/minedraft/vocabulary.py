@@ -16,9 +16,7 @@ def fingerprint(vocabulary: Mapping[str, int]) -> str:
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
-def disagreement(
-    target: str, target_size: int, drafter: str, drafter_size: int
-) -> str | None:
+def disagreement(target: str, target_size: int, drafter: str, drafter_size: int) -> str | None:
     """Why drafts of the one mean nothing to the other; None if they agree.
 
     ``target`` and ``drafter`` are fingerprints, the sizes are rows of the output layers.

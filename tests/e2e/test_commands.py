@@ -148,7 +148,7 @@ def test_two_verifiers_on_one_drafter_over_tcp(
         runs = []
         for index in range(2):
             output, stats = tmp_path / f"out{index}", tmp_path / f"stats{index}"
-            words = ("generate", tiny.target, "--drafter", address, "--key-file", key)
+            words: list[Any] = ["generate", tiny.target, "--drafter", address, "--key-file", key]
             words += ("--prompts", prompts, "--output", output, "--stats", stats, *FLAGS)
             process = subprocess.Popen(
                 command(*words), env=environment(), stderr=subprocess.PIPE, text=True

@@ -7,8 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import BLOCK_SIZE, ENGINE, MAX_MODEL_LEN, MOST_DRAFTS, Bench, Prompt, bench, run
-from engines import core_request, scheduler_of
+from engines import (
+    BLOCK_SIZE,
+    ENGINE,
+    MAX_MODEL_LEN,
+    MOST_DRAFTS,
+    Bench,
+    Prompt,
+    bench,
+    core_request,
+    run,
+    scheduler_of,
+)
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -117,7 +127,7 @@ def test_stopping_at_every_position_of_a_draft(both: Bench, drafter: str, kind: 
     prompts, params = [], []
     for position in range(1, 13):
         token = reference[position]
-        options: dict[str, Any] = {
+        kinds: dict[str, dict[str, Any]] = {
             "stop token": {"stop_token_ids": [token]},
             "min tokens": {"stop_token_ids": [token], "min_tokens": position + 1},
             "stop string": {"stop": [tokenizer.decode(reference[position - 1 : position + 1])]},
@@ -125,9 +135,9 @@ def test_stopping_at_every_position_of_a_draft(both: Bench, drafter: str, kind: 
                 "stop": [tokenizer.decode(reference[position - 1 : position + 1])],
                 "include_stop_str_in_output": True,
             },
-        }[kind]
+        }
         prompts.append(prompt)
-        params.append(greedy(max_tokens=30, **options))
+        params.append(greedy(max_tokens=30, **kinds[kind]))
     plain, _ = compare(both, prompts, params)
     if kind != "min tokens":
         assert all(output.outputs[0].finish_reason == "stop" for output in plain)
@@ -140,9 +150,7 @@ def test_end_of_text_at_every_position_of_a_draft(both: Bench, min_tokens: int) 
     candidates = prompts_of(22, 24, 40)
     outputs = run(both.plain, candidates, greedy(ignore_eos=False, max_tokens=60))
     texts = [list(output.outputs[0].token_ids) for output in outputs]
-    prompt, text = next(
-        (p, t) for p, t in zip(candidates, texts, strict=True) if 12 < len(t) < 60
-    )
+    prompt, text = next((p, t) for p, t in zip(candidates, texts, strict=True) if 12 < len(t) < 60)
     # Prompts that are further and further in that text: each ends one token earlier.
     prompts = [prompt + text[: len(text) - left] for left in range(1, 13)]
     params = greedy(ignore_eos=False, max_tokens=40, min_tokens=min_tokens)

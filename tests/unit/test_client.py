@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from minedraft import protocol
 from minedraft.config import MineDraftConfig
 from minedraft.protocol import Draft, Drafts, Greet, Lost, Refused, Update, Welcome
@@ -388,7 +389,7 @@ class World:
 
     def verify(self, request: str) -> None:
         tokens = self.bench.tokens[request]
-        emitted = []
+        emitted: list[int] = []
         for draft in [*self.bench.client.drafts(request, self.K), -1]:
             emitted.append(self.next_token(request, len(tokens) + len(emitted)))
             if emitted[-1] != draft:

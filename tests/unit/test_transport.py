@@ -233,7 +233,7 @@ def test_an_oversized_frame_of_a_verifier_harms_only_itself(endpoint: Endpoint) 
     ):
         connect(wrong, server)
         peer = connect(right, server)
-        wrong.send(bytes(MAX_FRAME_BYTES + 1))
+        wrong.send(bytes(2 * MAX_FRAME_BYTES))
         connect(wrong, server)  # which reads all that has come: hello, not the large frame
         assert right.send(b"x" * 1000)
         assert receive(server) == [peer, b"x" * 1000]
@@ -254,7 +254,7 @@ def test_an_oversized_frame_of_a_drafter_is_survived(
     monkeypatch.setattr(transport, "RENEW_S", 0.3)
     with closing(Server(endpoint)) as server, closing(Link(endpoint)) as link:
         peer = connect(link, server)
-        server.send(peer, bytes(MAX_FRAME_BYTES + 1))
+        server.send(peer, bytes(2 * MAX_FRAME_BYTES))
         until(lambda: not server.send(peer, b""))
         connect(link, server)
         while (frame := link.receive()) is not None:
@@ -527,9 +527,7 @@ def test_ports(port: int) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://*:5555", "tcp://no such host:5555"])
-def test_a_host_that_cannot_be_reached_is_refused_in_one_line(
-    address: str, folder: Folder
-) -> None:
+def test_a_host_that_cannot_be_reached_is_refused_in_one_line(address: str, folder: Folder) -> None:
     create_key_file(folder / "key")
     with pytest.raises(ConfigError, match="drafter address") as raised:
         Link(Endpoint(address, str(folder / "key")))
@@ -553,6 +551,14 @@ def test_a_socket_file_that_was_left_behind_is_no_obstacle(folder: Folder) -> No
     assert (folder / "drafter").exists()
     with closing(Server(endpoint)) as server, closing(Link(endpoint)) as link:
         connect(link, server)
+
+
+def test_a_file_that_is_no_socket_is_not_replaced(folder: Folder) -> None:
+    (folder / "drafter").write_text("precious")
+    with pytest.raises(ConfigError, match="cannot listen on .*no socket") as raised:
+        Server(Endpoint(f"ipc://{folder}/drafter"))
+    one_line(raised)
+    assert (folder / "drafter").read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", ["file/drafter", "file/below/drafter"])

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from minedraft.verifier.turns import Drafts, Turns
 
 READY, PENDING, NONE = Drafts.READY, Drafts.PENDING, Drafts.NONE

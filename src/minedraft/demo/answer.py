@@ -16,7 +16,7 @@ from minedraft.llm import LLM
 from minedraft.offline import PromptLine, engine_prompt
 
 WARM_UP_TOKENS = 8
-ENGINE = {
+ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
     "max_model_len": 1024,

@@ -15,7 +15,6 @@ from minedraft.drafter.engine import DraftEngine, DraftEngineError
 from minedraft.drafter.server import DraftServer
 from minedraft.engine_options import parse_flags, with_cpu_defaults
 from minedraft.tokenizers import tokenizer_fingerprint
-from minedraft.verifier import contract
 
 logger = logging.getLogger("vllm.minedraft")
 
@@ -24,7 +23,6 @@ def run(options: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT; ``options`` as cli.py parses them."""
     if os.environ.get(lifeline.ENV_PARENT):
         lifeline.exit_with_parent()
-    contract.ensure()
     transport.check_address(options.listen)
     if options.key_file:
         transport.create_key_file(Path(options.key_file))

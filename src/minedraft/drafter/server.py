@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from minedraft import protocol, vocabulary
 from minedraft.drafter.sessions import Drafted, Lost
@@ -27,7 +27,7 @@ Key = tuple[bytes, int]
 """A session: (verifier, session number)."""
 
 
-class Engine(Protocol):
+class _Engine(Protocol):
     """What the server needs of engine.DraftEngine."""
 
     def open(self, key: Hashable, tokens: Sequence[int]) -> None: ...
@@ -39,7 +39,7 @@ class Engine(Protocol):
     def step(self) -> list[Drafted | Lost]: ...
 
 
-class Socket(Protocol):
+class _Socket(Protocol):
     """What the server needs of transport.Server."""
 
     def send(self, peer: bytes, frame: bytes) -> bool: ...
@@ -59,7 +59,7 @@ class Verifier:
 class DraftServer:
     """Serves one engine to the verifiers on one socket."""
 
-    def __init__(self, engine: Engine, socket: Socket, welcome: protocol.Welcome) -> None:
+    def __init__(self, engine: _Engine, socket: _Socket, welcome: protocol.Welcome) -> None:
         self._engine = engine
         self._socket = socket
         self._welcome = welcome
@@ -125,7 +125,10 @@ class DraftServer:
         if reason is not None:
             self._drop("refused verifier", reason)
             self._send(peer, protocol.Refused(reason))
-        elif self._send(peer, mine) and peer not in self._verifiers:
+            return
+        # Who says hello has no sessions: what an older hello left is his no more.
+        self._detach(peer)
+        if self._send(peer, mine):
             self._verifiers[peer] = Verifier()
             logger.info("MineDraft drafter: a verifier attached, %d in all", len(self._verifiers))
 
@@ -139,7 +142,7 @@ class DraftServer:
     def _answer(self, results: Iterable[Drafted | Lost]) -> None:
         answers: dict[bytes, protocol.Drafts] = {}
         for result in results:
-            peer, session = result.key
+            peer, session = cast(Key, result.key)
             verifier = self._verifiers.get(peer)
             if verifier is None:
                 continue

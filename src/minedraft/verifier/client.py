@@ -28,7 +28,7 @@ SMOOTHING = 0.2
 """Weight of the newest round trip in the running estimate."""
 
 
-class Transport(Protocol):
+class _Transport(Protocol):
     """What the client needs of transport.Link."""
 
     def send(self, frame: bytes) -> bool: ...
@@ -81,7 +81,7 @@ class DrafterClient:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: _Transport,
         config: MineDraftConfig,
         *,
         vocabulary_fingerprint: str,

@@ -147,7 +147,7 @@ ENGINE: Contract = {
         "(x, cu_num_tokens, num_tokens, replace_from, replace_to)", replaced=True
     ),
     "vllm.v1.sample.rejection_sampler:apply_top_k_top_p": Function("(logits, k, p)", replaced=True),
-    "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p": Function("(logits, k, p)"),
+    "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p": Function("(logits, k, p, *)"),
 }
 
 CONFIGURATION: Contract = {

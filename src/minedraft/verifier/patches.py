@@ -71,10 +71,10 @@ EXPAND_ON_CPU = Patch(
 
 
 def _top_k_top_p_of_some(
-    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None
+    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, **options: Any
 ) -> torch.Tensor:
     """vLLM's own masks on float [draft tokens, vocabulary], if there are any draft tokens."""
-    return apply_top_k_top_p(logits, k, p) if len(logits) else logits
+    return apply_top_k_top_p(logits, k, p, **options) if len(logits) else logits
 
 
 def _fails_on_nothing(mask: Callable[..., torch.Tensor]) -> bool:

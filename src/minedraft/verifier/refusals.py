@@ -10,11 +10,18 @@ _Rule = tuple[Callable[[Any], bool], str]
 
 _RULES: list[_Rule] = [
     (
-        lambda c: c.speculative_config is None
-        or c.speculative_config.method != "custom_class"
-        or c.speculative_config.model != NO_DRAFTS,
+        lambda c: (
+            c.speculative_config is None
+            or c.speculative_config.method != "custom_class"
+            or c.speculative_config.model != NO_DRAFTS
+        ),
         "the MineDraft scheduler needs speculative_config with method 'custom_class', model "
         f"'{NO_DRAFTS}' and num_speculative_tokens; `minedraft generate` sets it for you",
+    ),
+    (
+        lambda c: c.speculative_config.rejection_sample_method != "standard",
+        "only rejection_sample_method 'standard' keeps the target's output; leave the others out "
+        "of the speculative_config",
     ),
     (
         lambda c: c.parallel_config.pipeline_parallel_size > 1,
@@ -42,7 +49,8 @@ _RULES: list[_Rule] = [
     ),
     (
         lambda c: c.use_v2_model_runner,
-        "Model Runner V2 is not supported yet; set VLLM_USE_V2_MODEL_RUNNER=0",
+        "Model Runner V2 is not supported yet; set VLLM_USE_V2_MODEL_RUNNER=0, and use no "
+        "watermarking, which needs it",
     ),
     (
         lambda c: c.parallel_config.data_parallel_size > 1 and c.model_config.is_moe,

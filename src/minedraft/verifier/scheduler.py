@@ -17,12 +17,11 @@ from vllm.v1.outputs import DraftTokenIds
 
 from minedraft import lifeline
 from minedraft.config import ADDITIONAL_CONFIG_KEY, ENV_STATS, Endpoint, MineDraftConfig
+from minedraft.tokenizers import tokenizer_fingerprint
 from minedraft.transport import Link
 from minedraft.verifier import contract, refusals, stats
 from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.turns import Turn, Turns, take_turn
-from minedraft.tokenizers import tokenizer_fingerprint
-
 
 
 class _Everything:
@@ -69,7 +68,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         self._scheduled_at = 0.0
         self.prev_step_scheduled_req_ids = _Everything()
         # vLLM pads one-token prefills with drafts of -1 to keep full CUDA graphs, unless it thinks
-        # that K varies with the batch: those count as rejected drafts, and CPU kernels misread them.
+        # that K varies with the batch. They count as rejected drafts, and CPU kernels misread them.
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
 
     # --- a step -------------------------------------------------------------------------------
@@ -104,7 +103,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
 
     def _room_for_drafts(self, request: Any) -> int:
         """Draft tokens of which the request can use every one; the step itself emits one more."""
-        room = min(
+        room: int = min(
             request.max_tokens - request.num_output_tokens,
             self.max_model_len - request.num_tokens,
             self.most_drafts + 1,
@@ -199,4 +198,3 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
             stats.write(self._stats_path, self._stats.report(self._client.counters))
         self._client.shutdown()
         super().shutdown()
-

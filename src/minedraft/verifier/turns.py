@@ -87,8 +87,8 @@ class Turns:
         return other_half or rotation, (len(rotation) + 1) // 2
 
 
-class DraftSource(Protocol):
-    """What ``take_turn`` needs of client.DrafterClient; times are those of one clock, in seconds."""
+class _DraftSource(Protocol):
+    """What ``take_turn`` needs of client.DrafterClient; times in seconds, of one clock."""
 
     def state(self, request: str, now: float) -> Drafts: ...
     def next_deadline(self, requests: Sequence[str]) -> float: ...
@@ -97,7 +97,7 @@ class DraftSource(Protocol):
 
 def take_turn(
     turns: Turns,
-    source: DraftSource,
+    source: _DraftSource,
     decoding: Sequence[str],
     *,
     may_wait: bool,

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import minedraft
 import vllm
 from drafters import Reference, TransformersEngine, serving
 from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
+
+import minedraft
 
 BLOCK_SIZE = 32
 MAX_MODEL_LEN = 512
