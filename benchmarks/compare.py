@@ -6,7 +6,7 @@
 Two engines stay loaded: stock vLLM on all cores, and MineDraft with the target on all cores but the
 last, where the drafter is. Every repetition runs all settings once, in turn, so that a machine
 whose speed drifts slows all of them alike; ratios are taken within a repetition. For each setting
-the report holds V (model time of a decode step), t (drafter time of a round), and what they predict:
+the report holds V (model time of a decode step), t (drafter time of a round), and what they say:
 at N requests two halves win iff 2 max(V(N/2), t(N/2)) < V(N) + t(N).
 """
 
@@ -174,8 +174,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     for requests in options.requests:
         settings.append({"mode": "plain", "requests": requests})
         for drafts in options.drafts:
-            for mode in ("sequential", "overlap"):
-                settings.append({"mode": mode, "requests": requests, "drafts": drafts})
+            settings += [
+                {"mode": mode, "requests": requests, "drafts": drafts}
+                for mode in ("sequential", "overlap")
+            ]
     rows = []
     for repetition in range(-1, options.repetitions):  # the first one warms up
         for setting in settings if repetition >= 0 else settings[:3]:
@@ -198,7 +200,7 @@ def report(rows: list[dict[str, Any]]) -> None:
     plain = {(r["repetition"], r["requests"]): r for r in rows if r["mode"] == "plain"}
     keys = sorted({(r["requests"], r.get("drafts", 0), r["mode"]) for r in rows})
     print(
-        "  N  K  mode        tokens/s   / plain (min..max)   V ms   t ms  rows  tok/ver hidden  same"
+        "  N  K  mode        tokens/s   / plain (min..max)   V ms   t ms  rows  tok/ver hidden same"
     )
     medians: dict[tuple[int, int, str], dict[str, float]] = {}
     for key in keys:
@@ -218,8 +220,8 @@ def report(rows: list[dict[str, Any]]) -> None:
         print(
             f"{requests:3} {drafts:2}  {mode:10} {statistics.median(speed):9.1f} "
             f"{statistics.median(ratio):8.2f} ({min(ratio):.2f}..{max(ratio):.2f}) "
-            f"{1000 * median['verify_s']:9.1f} {1000 * median['draft_s']:6.1f} {median['rows']:5.1f} "
-            f"{median['tokens_per_verification']:7.2f} {hidden:6.0%}  {'yes' if same else 'NO'}"
+            f"{1000 * median['verify_s']:9.1f} {1000 * median['draft_s']:6.1f} "
+            f"{median['rows']:5.1f} {median['tokens_per_verification']:7.2f} {hidden:6.0%}  {'yes' if same else 'NO'}"
         )
     predict(rows, medians)
 

@@ -152,7 +152,8 @@ def report(name: str, requests: int, context: int, ms: dict[str, float]) -> dict
     row |= {"vllm_host_ms": rest, "rows_ms": ms["rows"], "forward_ms": ms["forward"]}
     print(
         f"{name:10} {requests:4} requests, context {context:5}: ours {ours:6.3f} ms, "
-        f"vLLM's host work {rest:6.2f} ms (of it rows {ms['rows']:5.2f}), forward {ms['forward']:6.2f} ms"
+        f"vLLM's host work {rest:6.2f} ms (of it rows {ms['rows']:5.2f}), "
+        f"forward {ms['forward']:6.2f} ms"
     )
     return row
 

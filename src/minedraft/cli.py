@@ -65,7 +65,7 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     add("--drafter", metavar="ADDRESS", help="instead: a running `minedraft drafter`")
     add("--key-file", metavar="FILE", help="its key file, for a tcp:// address")
     add("--prompts", required=True, type=Path, metavar="FILE.jsonl",
-        help='one object a line: {"prompt": ...} or {"messages": [...]}, "sampling": {...}')  # fmt: skip
+        help='a line: {"prompt": ...} or {"messages": [...]}, "sampling": {...}')  # fmt: skip
     add("--output", required=True, type=Path, metavar="OUT.jsonl", help="one answer a line")
     add("--stats", type=Path, metavar="STATS.json", help="the verifier's measurements")
     add("--mode", choices=("overlap", "sequential", "off"), default="overlap",

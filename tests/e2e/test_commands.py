@@ -75,11 +75,11 @@ def answers(output: Path) -> list[Any]:
 
 def children(marker: str) -> list[psutil.Process]:
     """Processes with this text on their command line."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(marker in word for word in process.info["cmdline"] or ()):
-            found.append(process)
-    return found
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(marker in word for word in process.info["cmdline"] or ())
+    ]
 
 
 def generate_with_child(tiny: Any, prompts: Path, folder: Path, *flags: str, **env: str) -> Any:

@@ -246,7 +246,7 @@ def test_structured_outputs(both: Bench, drafter: str) -> None:
 def test_prefix_caching(both: Bench) -> None:
     both.draft_with("perturbed", 4)
     first = prompts_of(12, 1)[0] + list(range(3, 60)) * 4
-    prompts = [first, first, first[:100], first + [9, 9]]
+    prompts = [first, first, first[:100], [*first, 9, 9]]
     params = greedy()
     plain = [run(both.plain, [prompt], params)[0] for prompt in prompts]
     drafted = [run(both.drafted, [prompt], params)[0] for prompt in prompts]

@@ -1,5 +1,7 @@
 """Laws of the turns: halves alternate and balance, everybody advances, waits end."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ def test_halves_alternate_and_balance_from_any_imbalance(n: int, data: st.DataOb
         turns.step(data.draw(st.lists(st.sampled_from(requests), unique=True)))
     verified = run_steps(turns, requests, 8)
     # Two rounds are four steps: from then on the halves are equal, and disjoint.
-    for first, second in zip(verified[3:], verified[4:], strict=False):
+    for first, second in pairwise(verified[3:]):
         assert not first & second
         assert first | second == set(requests)
         assert abs(len(first) - len(second)) <= 1
@@ -51,7 +53,7 @@ def test_balance_returns_within_two_rounds_of_any_change(
     turns.step(newcomers)  # their prefill
     verified = run_steps(turns, requests, 8)
     if len(requests) > 1:
-        for first, second in zip(verified[3:], verified[4:], strict=False):
+        for first, second in pairwise(verified[3:]):
             assert abs(len(first) - len(second)) <= 1
             assert first | second == set(requests)
 

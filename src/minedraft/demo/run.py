@@ -136,11 +136,11 @@ def events(job: dict[str, Any], way: Way) -> Iterator[dict[str, Any]]:
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
         env=environment,
     ) as process:
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin
+        assert process.stdout
         json.dump(job, process.stdin)
         process.stdin.close()
         done = False
