@@ -221,7 +221,8 @@ def report(rows: list[dict[str, Any]]) -> None:
             f"{requests:3} {drafts:2}  {mode:10} {statistics.median(speed):9.1f} "
             f"{statistics.median(ratio):8.2f} ({min(ratio):.2f}..{max(ratio):.2f}) "
             f"{1000 * median['verify_s']:9.1f} {1000 * median['draft_s']:6.1f} "
-            f"{median['rows']:5.1f} {median['tokens_per_verification']:7.2f} {hidden:6.0%}  {'yes' if same else 'NO'}"
+            f"{median['rows']:5.1f} {median['tokens_per_verification']:7.2f} "
+            f"{hidden:6.0%}  {'yes' if same else 'NO'}"
         )
     predict(rows, medians)
 

@@ -32,12 +32,17 @@ def available_cores() -> set[int]:
 
 
 def openmp_preload() -> dict[str, str]:
-    """LD_PRELOAD with Intel's OpenMP, which comes with vLLM's CPU wheel, if it is not there yet."""
-    preload = os.environ.get("LD_PRELOAD", "")
+    """LD_PRELOAD with Intel's OpenMP, which comes with vLLM's CPU wheel, if it is not there yet.
+
+    It takes the place of GNU's, which vLLM puts there for its own children: vLLM does not start
+    with both.
+    """
+    libraries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     library = Path(sys.prefix) / "lib" / OPENMP
-    if "libiomp" in preload or not library.exists():
+    if any("libiomp" in name for name in libraries) or not library.exists():
         return {}
-    return {"LD_PRELOAD": f"{library}:{preload}".rstrip(":")}
+    others = [name for name in libraries if "libgomp" not in name]
+    return {"LD_PRELOAD": ":".join([str(library), *others])}
 
 
 def cpu_environment(cores: tuple[int, ...]) -> dict[str, str]:
@@ -60,10 +65,8 @@ def target_on_cpu(placement: Placement, *, own_process: bool) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, placement.target_cores)
     variables = {}
-    if own_process:
-        variables = openmp_preload()
-        if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
-            variables["VLLM_CPU_OMP_THREADS_BIND"] = format_cores(placement.target_cores)
+    if own_process and os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = format_cores(placement.target_cores)
     try:
         with environment(variables):
             yield

@@ -1,5 +1,6 @@
 """No process outlives its parent, not even when the parent is killed with SIGKILL."""
 
+import multiprocessing
 import os
 import threading
 import time
@@ -24,3 +25,9 @@ def exit_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="minedraft-lifeline", daemon=True).start()
+
+
+def exit_with_parent_process() -> None:
+    """The same for a process of multiprocessing; does nothing in a program's first process."""
+    if multiprocessing.parent_process() is not None:
+        exit_with_parent(os.getppid())

@@ -4,8 +4,10 @@ An ipc socket lies in a folder of mode 0700: who may enter the folder may speak.
 keys, loopback too. One key file serves both sides: it holds one secret, from which each side
 derives the server's and the client's key pair, so whoever has the file may speak and nobody else.
 
-Heartbeats are ZMTP's own, answered by ZMQ's I/O threads: no thread of ours, and a peer that is
-busy for minutes is not taken for dead.
+A host that is gone without a word is noticed by TCP's keepalive, which kernels answer: no thread
+of ours, and a peer that is busy for minutes is not taken for dead. ZMQ's own heartbeats would do
+the same, but libzmq 4.3.5 aborts the process when one is due on a broken connection of which not
+all has been read yet.
 """
 
 import hashlib
@@ -24,8 +26,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from minedraft.config import ConfigError, Endpoint
 from minedraft.protocol import MAX_FRAME_BYTES
 
-HEARTBEAT_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 4000
+KEEPALIVE_S = 2
+DEAD_AFTER_S = 8
 RECONNECT_MS = 100
 RENEW_S = 10.0
 """After so many seconds without a connection the socket is made anew."""
@@ -141,8 +143,11 @@ def _common_options(end: zmq.Socket[bytes], address: str) -> None:
     end.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES)
     end.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
     end.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
-    end.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    end.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    end.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    end.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    end.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+    end.setsockopt(zmq.TCP_KEEPALIVE_CNT, DEAD_AFTER_S // KEEPALIVE_S)
+    end.setsockopt(zmq.TCP_MAXRT, 1000 * DEAD_AFTER_S)
     end.setsockopt(zmq.IPV6, "[" in address)
 
 

@@ -191,7 +191,7 @@ if __name__ == "__main__":
     finally:
         parent.kill()
         parent.wait()
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
 
 

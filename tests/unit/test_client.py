@@ -65,12 +65,12 @@ class FakeLink:
 class Bench:
     """A client with its link and the tokens of its requests."""
 
-    def __init__(self, *, connect: bool = True) -> None:
+    def __init__(self, config: MineDraftConfig | None = None, *, connect: bool = True) -> None:
         self.link = FakeLink()
         self.tokens: dict[str, list[int]] = {}
         self.client = DrafterClient(
             self.link,
-            MineDraftConfig(),
+            config or MineDraftConfig(),
             vocabulary_fingerprint="v",
             vocab_size=VOCAB,
             tokens_of=lambda request: self.tokens[request],
@@ -149,7 +149,6 @@ def test_a_late_draft_counts_as_far_as_it_came_true(emitted: list[int], rest: li
         (Draft(7, 3, [4], [0.0]), "unknown session"),
         (Draft(0, 4, [4], [0.0]), "wrong length"),
         (Draft(0, 1, [4], [0.0]), "wrong length"),
-        (Draft(0, 3, [VOCAB], [0.0]), "token outside the vocabulary"),
         (Draft(0, 3, [4, 5], [0.0]), "malformed draft"),
     ],
 )
@@ -161,6 +160,18 @@ def test_a_draft_that_cannot_be_is_dropped_and_counted(draft: Draft, reason: str
     bench.client.poll()
     assert bench.client.drafts("a", 8) == []
     assert bench.client.counters.dropped == {reason: 1}
+
+
+def test_a_draft_is_cut_before_a_token_that_the_target_does_not_have() -> None:
+    bench = Bench()
+    bench.open("a", [1, 2])
+    bench.advance("a", [3])
+    bench.draft(0, 3, [4, VOCAB - 1, VOCAB, 5])
+    assert bench.client.drafts("a", 8) == [4, VOCAB - 1]
+    assert bench.client.counters.dropped == {"token outside the vocabulary": 1}
+    bench.advance("a", [7])
+    bench.draft(0, 4, [VOCAB])
+    assert bench.state("a") is State.NONE, "an answer without a token is no draft to wait for"
 
 
 def test_an_id_used_again_at_once_gets_nothing_of_its_predecessor() -> None:
@@ -290,6 +301,114 @@ def test_noise_is_counted_and_survived(noise: bytes) -> None:
     bench.advance("a", [2])
     bench.draft(0, 2, [3])
     assert bench.client.drafts("a", 4) == [3]
+
+
+def test_a_starved_request_is_not_forgotten_when_another_starved_one_ends() -> None:
+    bench = Bench()
+    for number, request in enumerate("abc"):
+        bench.open(request, [number])
+    starved = [Lost(1, protocol.LOST_KV_FULL), Lost(2, protocol.LOST_KV_FULL)]
+    bench.link.answer(Drafts([], starved))
+    bench.client.poll()
+    bench.client.close("b")  # of the starved ones
+    bench.link.answer(Drafts([], [Lost(3, protocol.LOST_KV_FULL)]))  # c tried, in vain
+    bench.client.flush()
+    bench.client.poll()
+    bench.open("d", [4])
+    bench.client.close("d")
+    bench.client.close("a")
+    bench.client.flush()
+    opened = [o.tokens for update in bench.link.updates() for o in update.open]
+    assert opened.count([2]) >= 3, "c tries again when there is room"
+
+
+def test_a_starved_request_whose_id_came_back_keeps_its_new_session() -> None:
+    bench = Bench()
+    bench.open("a", [1])
+    bench.open("b", [2])
+    bench.link.answer(Drafts([], [Lost(0, protocol.LOST_KV_FULL)]))
+    bench.client.poll()
+    bench.open("a", [3])
+    sent = len(bench.link.sent)
+    bench.client.close("b")
+    bench.client.flush()
+    (update,) = bench.link.sent[sent:]
+    assert update == Update(close=[1]), "the new session of a is served already"
+
+
+def test_a_frame_is_never_larger_than_the_drafter_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 20_000)
+    bench = Bench()
+    sizes: list[int] = []
+    send = bench.link.send
+    bench.link.send = lambda frame: (sizes.append(len(frame)), send(frame))[1]  # type: ignore[method-assign]
+    prompts = {f"r{i}": [(1 << 31) - 1] * length for i, length in enumerate([900] * 30 + [4000])}
+    for request, tokens in prompts.items():
+        bench.tokens[request] = tokens
+        bench.client.open(request, tokens)
+        bench.client.advance(request, [], 2)
+    bench.client.flush()
+    bench.link.answer(Greet())
+    bench.client.poll()
+    bench.link.answer(WELCOME)
+    bench.client.poll()
+    assert max(sizes) <= 20_000
+    opened = [o for update in bench.link.updates() for o in update.open]
+    assert len({o.session for o in opened}) == len(opened) == 60, "all twice but the longest one"
+    extended = [e.session for update in bench.link.updates() for e in update.extend]
+    assert extended == [o.session for o in opened], "each after its opening"
+    assert bench.state("r30") is State.NONE
+
+
+@pytest.mark.parametrize("message", [b"\xff", Drafts(), Greet(), WELCOME, Refused("no")])
+def test_a_drafter_that_never_stops_talking_does_not_stop_the_target(
+    message: protocol.ToVerifier | bytes,
+) -> None:
+    bench = Bench()
+    frame = message if isinstance(message, bytes) else protocol.encode(message)
+    budget = 100_000
+
+    def endless() -> bytes:
+        nonlocal budget
+        budget -= 1
+        assert budget, "the target listens for ever"
+        return frame
+
+    bench.link.receive = endless  # type: ignore[method-assign]
+    bench.client.poll()
+
+
+@pytest.mark.parametrize("trick", ["lost", "greet"])
+def test_a_wait_for_first_drafts_ends_whatever_the_drafter_says(trick: str) -> None:
+    bench = Bench(MineDraftConfig(wait_for_first_drafts=True))
+
+    def answer(message: protocol.ToDrafter) -> None:
+        """Just before the deadline it makes the client open the session anew."""
+        if isinstance(message, protocol.Hello):
+            bench.link.answer(WELCOME, 0.01)
+            return
+        assert isinstance(message, Update)
+        for opened in message.open:
+            lost = Drafts([], [Lost(opened.session, protocol.LOST_UNKNOWN)])
+            bench.link.answer(lost if trick == "lost" else Greet(), 1.5)
+
+    bench.link.on_send = answer
+    bench.open("a", [1])
+    bench.advance("a", [2])
+    assert bench.state("a") is State.PENDING
+    turns = Turns(overlap=True)
+    started = bench.link.now
+    clock = bounded_clock(bench)
+    take_turn(turns, bench.client, ["a"], may_wait=True, clock=clock)
+    assert bench.link.now - started <= 3 * MineDraftConfig().max_wait_s
+
+
+def bounded_clock(bench: Bench) -> Callable[[], float]:
+    def clock() -> float:
+        assert bench.link.now < 100, "it waits for ever"
+        return bench.link.now
+
+    return clock
 
 
 class World:

@@ -465,7 +465,8 @@ def test_the_range_is_that_of_the_package() -> None:
     [
         ("verifier/scheduler.py", "__init__", "check_target"),
         ("llm.py", "__init__", "class_options"),
-        ("drafter/main.py", "run", "DraftEngine"),
+        ("cli.py", "_generate", "generate"),
+        ("cli.py", "_drafter", "run"),
     ],
 )
 def test_it_is_checked_before_anything_is_put_in(file: str, function: str, before: str) -> None:

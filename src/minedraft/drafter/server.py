@@ -19,6 +19,8 @@ logger = logging.getLogger("vllm.minedraft")
 
 IDLE_WAIT_S = 0.2
 PROBE_INTERVAL_S = 1.0
+MAX_MESSAGES = 1024
+"""Taken in between two steps of the engine, so that a flood does not stop it."""
 MAX_VERIFIERS = 256
 MAX_SESSIONS = 8192
 """For each verifier."""
@@ -77,14 +79,17 @@ class DraftServer:
         working = self._engine.has_work()
         if not working:
             self._socket.wait(IDLE_WAIT_S)
-        while (received := self._socket.receive()) is not None:
+        for _ in range(MAX_MESSAGES):
+            received = self._socket.receive()
+            if received is None:
+                break
             self._take(*received)
         if self._engine.has_work():
             started = time.monotonic()
             results = self._engine.step()
             self._account(time.monotonic() - started)
             self._answer(results)
-        self._probe()
+        self._probe_now_and_then()
 
     # --- messages in --------------------------------------------------------------------------
 
@@ -103,7 +108,7 @@ class DraftServer:
             verifier.sessions.discard(session)
             self._engine.close((peer, session))
         for opened in message.open:
-            if len(verifier.sessions) >= MAX_SESSIONS:
+            if len(verifier.sessions) >= MAX_SESSIONS and opened.session not in verifier.sessions:
                 self._drop("too many sessions")
                 continue
             verifier.sessions.add(opened.session)
@@ -114,23 +119,26 @@ class DraftServer:
         return None
 
     def _greet(self, peer: bytes, hello: protocol.Hello) -> None:
+        # Who says hello has no sessions: what an older hello left is his no more.
+        known = self._detach(peer)
+        if not known:
+            self._probe(list(self._verifiers))
         mine = self._welcome
         reason = vocabulary.disagreement(
             hello.vocabulary, hello.vocab_size, mine.vocabulary, mine.vocab_size
         )
         if hello.version != mine.version:
             reason = f"it speaks protocol {mine.version}, this verifier {hello.version}"
-        if len(self._verifiers) >= MAX_VERIFIERS and peer not in self._verifiers:
+        if len(self._verifiers) >= MAX_VERIFIERS:
             reason = f"it serves {MAX_VERIFIERS} verifiers already"
         if reason is not None:
             self._drop("refused verifier", reason)
             self._send(peer, protocol.Refused(reason))
-            return
-        # Who says hello has no sessions: what an older hello left is his no more.
-        self._detach(peer)
-        if self._send(peer, mine):
+        elif self._send(peer, mine):
             self._verifiers[peer] = Verifier()
-            logger.info("MineDraft drafter: a verifier attached, %d in all", len(self._verifiers))
+            if not known:
+                count = len(self._verifiers)
+                logger.info("MineDraft drafter: a verifier attached, %d in all", count)
 
     # --- messages out -------------------------------------------------------------------------
 
@@ -162,25 +170,30 @@ class DraftServer:
     def _send(self, peer: bytes, message: protocol.ToVerifier) -> bool:
         if self._socket.send(peer, protocol.encode(message)):
             return True
-        self._detach(peer)
+        if self._detach(peer):
+            logger.info("MineDraft drafter: a verifier is gone, %d left", len(self._verifiers))
         return False
 
-    def _probe(self) -> None:
-        """Verifiers that are gone are found by sending to them: an empty message now and then."""
+    def _probe_now_and_then(self) -> None:
+        """An idle verifier does not read, so it is left alone as long as it holds nothing here."""
         now = time.monotonic()
-        if now - self._probed_at < PROBE_INTERVAL_S:
-            return
-        self._probed_at = now
-        for peer in list(self._verifiers):
+        if now - self._probed_at >= PROBE_INTERVAL_S:
+            self._probed_at = now
+            self._probe([peer for peer, held in self._verifiers.items() if held.sessions])
+
+    def _probe(self, peers: Iterable[bytes]) -> None:
+        """Verifiers that are gone are found by sending to them."""
+        for peer in peers:
             self._send(peer, protocol.Drafts())
 
-    def _detach(self, peer: bytes) -> None:
+    def _detach(self, peer: bytes) -> bool:
+        """Forgets a verifier and its sessions; False if it is none."""
         verifier = self._verifiers.pop(peer, None)
         if verifier is None:
-            return
+            return False
         for session in verifier.sessions:
             self._engine.close((peer, session))
-        logger.info("MineDraft drafter: a verifier is gone, %d left", len(self._verifiers))
+        return True
 
     def _drop(self, reason: str, detail: str = "") -> None:
         if reason not in self.dropped:

@@ -336,12 +336,17 @@ class DrafterClient:
             return self._drop("wrong length")
         if len(draft.tokens) != len(draft.logprobs):
             return self._drop("malformed draft")
-        if any(token >= self._hello.vocab_size for token in draft.tokens):
-            return self._drop("token outside the vocabulary")
-        self.counters.received += len(draft.tokens)
+        tokens = draft.tokens
+        if max(tokens, default=0) >= self._hello.vocab_size:
+            # A padding row of the drafter's output layer: what comes before it is still a draft.
+            self._drop("token outside the vocabulary")
+            outside = (i for i, t in enumerate(tokens) if t >= self._hello.vocab_size)
+            tokens = tokens[: next(outside)]
+        self.counters.received += len(tokens)
         session.waited_for = True
-        emitted = [session.tail[index] for index in range(-behind, 0)]
-        rest = _remainder(draft.tokens, emitted)
+        rest = tokens
+        if behind:
+            rest = _remainder(tokens, [session.tail[index] for index in range(-behind, 0)])
         if behind == 0 and session.pending:
             session.pending = False
             round_trip = self._clock() - session.asked_at

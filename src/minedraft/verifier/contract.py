@@ -167,7 +167,9 @@ CONFIGURATION: Contract = {
     "vllm.config:SchedulerConfig": Class(
         "async_scheduling max_num_batched_tokens max_num_seqs",
     ),
-    "vllm.config:SpeculativeConfig": Class("method model num_speculative_tokens"),
+    "vllm.config:SpeculativeConfig": Class(
+        "method model num_speculative_tokens rejection_sample_method"
+    ),
     "vllm.config.speculative": Texts(("custom_class",)),
     "vllm.config.model": Texts(("generate", "pooling", "raw_logprobs")),
     "vllm.engine.arg_utils:EngineArgs": Class(

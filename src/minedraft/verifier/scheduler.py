@@ -6,7 +6,6 @@ have come in into the requests whose turn it is, and hides the others by their
 request is not scheduled, so nothing is allocated for it while it is being drafted for.
 """
 
-import multiprocessing
 import os
 import time
 from typing import Any
@@ -47,8 +46,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         contract.ensure()
         refusals.check_target(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
-        if multiprocessing.parent_process() is not None:
-            lifeline.exit_with_parent(os.getppid())
+        lifeline.exit_with_parent_process()
         options = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)
         config = MineDraftConfig.parse(options)
         self._draft_seeded = config.draft_seeded

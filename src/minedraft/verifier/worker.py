@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
-from minedraft import rows
+from minedraft import lifeline, rows
 from minedraft.verifier import patches
 
 if TYPE_CHECKING or not current_platform.is_cpu():
@@ -23,6 +23,7 @@ class TargetWorker(Worker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         """Prepares the platform's device, and mends what is broken there."""
+        lifeline.exit_with_parent_process()
         super().init_device()
         if current_platform.is_cpu():
             patches.apply_on_cpu()
