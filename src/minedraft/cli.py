@@ -120,7 +120,7 @@ def _add_drafter(commands: "Commands[argparse.ArgumentParser]") -> None:
 def _drafter(options: argparse.Namespace) -> int:
     if options.cores:
         cores = parse_cores(options.cores)
-        os.sched_setaffinity(0, cores)
+        devices.keep_to(cores)
         os.environ.update(devices.cpu_environment(cores))
     contract.ensure()
     from minedraft.drafter.main import run

@@ -21,6 +21,9 @@ ENV_STATS = "MINEDRAFT_STATS"
 class ConfigError(ValueError):
     """An option that cannot be: one line that says what is wrong and what to do."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(line.strip() for line in text.splitlines()))
+
 
 def _says(text: str, **bounds: Any) -> msgspec.Meta:
     """What an option does, for command lines and documentation, and its bounds."""
@@ -78,7 +81,7 @@ class MineDraftConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def parse(cls, options: Any) -> Self:
         """The configuration in a mapping of options. Raises ConfigError."""
         try:
-            config = msgspec.convert(options or {}, cls)
+            config = msgspec.convert({} if options is None else options, cls)
         except msgspec.ValidationError as error:
             fields = ", ".join(cls.__struct_fields__)
             raise ConfigError(f"minedraft options: {error}; the options are {fields}") from error

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from minedraft.config import ConfigError
 from minedraft.placement import Placement, format_cores
 
 OPENMP = "libiomp5.so"
@@ -29,6 +30,16 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 def available_cores() -> set[int]:
     """The cores that this process may use."""
     return os.sched_getaffinity(0)
+
+
+def keep_to(cores: Collection[int]) -> None:
+    """Puts this thread, and what it starts from now on, on these cores. Raises ConfigError."""
+    available = available_cores()
+    if missing := sorted(set(cores) - available):
+        raise ConfigError(
+            f"CPU {format_cores(missing)} is not available, only {format_cores(sorted(available))}"
+        )
+    os.sched_setaffinity(0, cores)
 
 
 def openmp_preload() -> dict[str, str]:
@@ -63,7 +74,7 @@ def target_on_cpu(placement: Placement, *, own_process: bool) -> Iterator[None]:
     the user's stays as it is.
     """
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, placement.target_cores)
+    keep_to(placement.target_cores)
     variables = {}
     if own_process and os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
         variables["VLLM_CPU_OMP_THREADS_BIND"] = format_cores(placement.target_cores)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -17,6 +18,13 @@ def parse_flags(flags: Sequence[str], *, program: str) -> dict[str, Any]:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog=program, add_help=False))
     values = vars(parser.parse_args(list(flags)))
     return {name: value for name, value in values.items() if value != parser.get_default(name)}
+
+
+def one_line(error: Exception) -> str:
+    """What vLLM says is wrong with a model or an option, without its pages of context."""
+    if isinstance(error, ValidationError):
+        return "; ".join(str(part["msg"]) for part in error.errors())
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def with_cpu_defaults(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,23 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import StructuredOutputsParams
 
 from minedraft.config import ConfigError
-from minedraft.engine_options import parse_flags
+from minedraft.drafter.child import DrafterError
+from minedraft.engine_options import one_line, parse_flags
 from minedraft.llm import CONFIG_FIELDS, LLM
+
+OWN_OPTIONS = {
+    "draft_model",
+    "drafter",
+    "key_file",
+    "mode",
+    "num_speculative_tokens",
+    "drafter_args",
+    "drafter_cores",
+    "target_cores",
+    "drafter_gpu",
+    "stats",
+}
+"""Keywords of LLM that are flags of the command."""
 
 
 class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,27 +122,16 @@ def _completion(completion: Any) -> dict[str, Any]:
 def generate(options: argparse.Namespace) -> int:
     """Runs the command; ``options`` as cli.py parses them."""
     lines = read_prompts(options.prompts)
-    if not options.output.parent.is_dir():
-        raise ConfigError(f"--output {options.output}: there is no folder {options.output.parent}")
+    for index, line in enumerate(lines, 1):
+        sampling_params(line, {}, f"{options.prompts}, prompt {index}")
+    for path in filter(None, (options.output, options.stats)):
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {path.parent}")
     if current_platform.is_cpu():
         # One process for the engine: with few cores, its workers' busy waiting costs more than
         # they bring.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    llm = LLM(
-        options.target,
-        draft_model=options.draft_model,
-        drafter=options.drafter,
-        key_file=options.key_file,
-        mode=options.mode,
-        num_speculative_tokens=options.num_speculative_tokens,
-        drafter_args=options.drafter_args,
-        drafter_cores=options.drafter_cores,
-        target_cores=options.target_cores,
-        drafter_gpu=options.drafter_gpu,
-        stats=options.stats,
-        **{name: getattr(options, name) for name in CONFIG_FIELDS},
-        **parse_flags(options.engine_flags, program="minedraft generate"),
-    )
+    llm = _engine(options)
     defaults = llm.llm_engine.model_config.get_diff_sampling_param()
     params = [
         sampling_params(line, defaults, f"{options.prompts}, prompt {number}")
@@ -140,3 +144,14 @@ def generate(options: argparse.Namespace) -> int:
         for record in records(lines, outputs):
             file.write(encoder.encode(record) + b"\n")
     return 0
+
+
+def _engine(options: argparse.Namespace) -> LLM:
+    flags = parse_flags(options.engine_flags, program="minedraft generate")
+    settings = {name: getattr(options, name) for name in CONFIG_FIELDS | OWN_OPTIONS}
+    try:
+        return LLM(options.target, **settings, **flags)
+    except (ConfigError, DrafterError):
+        raise
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{options.target}: {one_line(error)}") from error

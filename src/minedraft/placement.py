@@ -23,9 +23,9 @@ class Placement:
     def __str__(self) -> str:
         if self.drafter_gpu is not None:
             return f"drafter on GPU {self.drafter_gpu}"
-        target = format_cores(self.target_cores) or "any"
-        drafter = f"CPU {format_cores(self.drafter_cores)}" if self.drafter_cores else "elsewhere"
-        return f"target on CPU {target}, drafter on {drafter}"
+        target, drafter = (format_cores(c) for c in (self.target_cores, self.drafter_cores))
+        where = f"on CPU {drafter}" if drafter else "elsewhere"
+        return f"target on {f'CPU {target}' if target else 'any CPU'}, drafter {where}"
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -33,12 +33,17 @@ def parse_cores(text: str) -> tuple[int, ...]:
     cores: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"cores {text!r}: write numbers and ranges, as in 0-3,8")
-        cores.update(range(int(first), int(last or first) + 1))
-    if not cores:
-        raise ConfigError(f"cores {text!r}: the range is empty")
+        if not (_is_core(first) and (_is_core(last) or not dash)):
+            raise ConfigError(f"cores {text[:60]!r}: write numbers and ranges, as in 0-3,8")
+        run = range(int(first), int(last or first) + 1)
+        if not run:
+            raise ConfigError(f"cores {text[:60]!r}: write the lower number of a range first")
+        cores.update(run)
     return tuple(sorted(cores))
+
+
+def _is_core(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5
 
 
 def format_cores(cores: Sequence[int]) -> str:

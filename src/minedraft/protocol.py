@@ -16,6 +16,8 @@ import msgspec
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
 """A frame larger than this is not read. A prompt of a million tokens fits."""
+MAX_OPEN_TOKENS = MAX_FRAME_BYTES // 8
+"""Tokens with which the sessions of one frame are opened, at most: 5 bytes each, and room."""
 MAX_DRAFT_TOKENS = 32
 MAX_TEXT = 512
 
@@ -77,7 +79,7 @@ class Extend(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Update(msgspec.Struct, frozen=True, tag="update"):
-    """Verifier to drafter, at most one for each step of the verifier; closes are applied first."""
+    """Verifier to drafter, usually one for each step of the verifier; closes are applied first."""
 
     close: list[Session] = []
     open: list[Open] = []

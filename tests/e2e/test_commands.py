@@ -261,5 +261,9 @@ def test_refusals_come_before_a_model_is_loaded(tiny: Any, prompts: Path, tmp_pa
     words = ("generate", tiny.target, "--prompts", prompts, "--output", tmp_path / "out", *FLAGS)
     line = refused(*words, "--draft-model", tiny.perturbed, "--pipeline-parallel-size", "2")
     assert "pipeline parallelism" in line
+    line = refused(*words, "--mode", "off", "--max-model-len", "100000")
+    assert "100000" in line
+    line = refused("generate", tmp_path / "nothing", *words[2:], "--mode", "off")
+    assert "nothing" in line
     line = refused(*words, "--drafter", "tcp://127.0.0.1:1")
     assert "--key-file" in line

@@ -96,6 +96,26 @@ def test_random_arrivals(both: Bench, drafter: str, num_drafts: int) -> None:
         assert both.stats.accepted > accepted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_random_loads(both: Bench, seed: int) -> None:
+    """A longer sweep: everything at random, options of vLLM mixed within a batch."""
+    rng = random.Random(seed)
+    both.draft_with(rng.choice(DRAFTERS), rng.randint(1, MOST_DRAFTS))
+    prompts = prompts_of(1000 + seed, rng.randint(2, 16))
+    options: list[dict[str, Any]] = [
+        {},
+        {"ignore_eos": False},
+        {"repetition_penalty": 1.3},
+        {"logprobs": 2},
+        {"min_tokens": 7, "ignore_eos": False},
+        {"stop_token_ids": [rng.randrange(3, 64)], "ignore_eos": False},
+        {"structured_outputs": StructuredOutputsParams(regex="[a-z]{2,30}"), "ignore_eos": False},
+    ]
+    params = [greedy(max_tokens=rng.randint(8, 40), **rng.choice(options)) for _ in prompts]
+    compare(both, prompts, params, [rng.randint(0, 25) for _ in prompts])
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_end_of_the_context_inside_a_draft(both: Bench, drafter: str) -> None:
     both.draft_with(drafter, MOST_DRAFTS)

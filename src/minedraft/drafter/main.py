@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 
 from minedraft import lifeline, protocol, transport
 from minedraft.config import ConfigError, Endpoint
 from minedraft.drafter.engine import DraftEngine, DraftEngineError
 from minedraft.drafter.server import DraftServer
-from minedraft.engine_options import parse_flags, with_cpu_defaults
+from minedraft.engine_options import one_line, parse_flags, with_cpu_defaults
 from minedraft.tokenizers import tokenizer_fingerprint
 
 logger = logging.getLogger("vllm.minedraft")
@@ -23,6 +24,9 @@ def run(options: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT; ``options`` as cli.py parses them."""
     if os.environ.get(lifeline.ENV_PARENT):
         lifeline.exit_with_parent()
+    if current_platform.is_cpu():
+        # The workers in this process: a draft step is short, and round trips to others are not.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     transport.check_address(options.listen)
     if options.key_file:
         transport.create_key_file(Path(options.key_file))
@@ -31,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
     socket = transport.Server(Endpoint(options.listen, options.key_file))
     try:
         engine = DraftEngine(EngineArgs(options.model, **with_cpu_defaults(flags)))
-    except (DraftEngineError, ValueError) as error:
+    except (DraftEngineError, ValueError, OSError) as error:
         socket.close()
-        raise ConfigError(str(error).strip().splitlines()[-1]) from error
+        raise ConfigError(f"{options.model}: {one_line(error)}") from error
     try:
         _warm_up(engine)
         _serve(DraftServer(engine, socket, _welcome(engine)), options.listen)

@@ -10,7 +10,7 @@ Nothing here waits or fails because of the drafter. Plain Python, no vLLM.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,8 @@ logger = logging.getLogger("vllm.minedraft")
 
 HELLO_INTERVAL_S = 0.5
 REOPEN_INTERVAL_S = 1.0
+MAX_MESSAGES = 1024
+"""Taken in by one poll, so that a flood does not stop the target."""
 TAIL = 128
 """Emitted tokens kept for each session, to see how far a late draft has come true."""
 SMOOTHING = 0.2
@@ -126,13 +128,14 @@ class DrafterClient:
         """The request is gone. Its number is never used again, so what still comes is dropped."""
         session = self._sessions.pop(request, None)
         if session is None:
-            return
+            return None
         self._forget(session)
-        if self._starved and self.connected:
+        while self._starved and self.connected:
             # Its blocks are free now: one of those that found the drafter full tries again.
             starved = self._sessions.get(self._starved.popleft())
-            if starved is not None:
-                self._reopen(starved)
+            if starved is not None and starved.number not in self._by_number:
+                return self._reopen(starved)
+        return None
 
     def advance(self, request: str, tokens: Sequence[int], num_drafts: int) -> None:
         """These tokens were verified; so many draft tokens are wanted after them.
@@ -159,16 +162,14 @@ class DrafterClient:
         self._ask(session)
 
     def flush(self) -> None:
-        """Sends what was told since the last flush, in one message."""
+        """Sends what was told since the last flush, in one message if it fits."""
         if not (self._close or self._open or self._extend):
             return
-        if self.connected:
-            update = protocol.Update(
-                self._close, list(self._open.values()), list(self._extend.values())
-            )
-            if not self._transport.send(protocol.encode(update)):
-                self._disconnected("it is not reachable")
+        updates = _updates(self._close, self._open.values(), list(self._extend.values()))
         self._close, self._open, self._extend = [], {}, {}
+        for update in updates:
+            if self.connected and not self._transport.send(protocol.encode(update)):
+                self._disconnected("it is not reachable")
 
     # --- what the scheduler asks --------------------------------------------------------------
 
@@ -193,9 +194,9 @@ class DrafterClient:
         return Drafts.NONE
 
     def drafts(self, request: str, most: int) -> list[int]:
-        """The draft tokens for the request's present length, at most so many."""
+        """The draft tokens for the request's present length: at most so many, and as were asked."""
         session = self._sessions.get(request)
-        return session.path[:most] if session is not None and most > 0 else []
+        return session.path[: min(most, session.num_drafts)] if session is not None else []
 
     def deadline_s(self) -> float:
         """How long drafts are waited for: twice their running round trip, within the limits."""
@@ -216,7 +217,10 @@ class DrafterClient:
         if wait_s > 0 and not self._wait(wait_s):
             return False
         came = False
-        while (frame := self._transport.receive()) is not None:
+        for _ in range(MAX_MESSAGES):
+            frame = self._transport.receive()
+            if frame is None:
+                break
             came = True
             try:
                 self._take(protocol.decode_to_verifier(frame))
@@ -295,7 +299,7 @@ class DrafterClient:
     # --- sessions -----------------------------------------------------------------------------
 
     def _announce(self, session: Session, tokens: Sequence[int]) -> None:
-        if self.connected:
+        if self.connected and len(tokens) <= protocol.MAX_OPEN_TOKENS:
             self._by_number[session.number] = session
             self._open[session.number] = protocol.Open(session.number, list(tokens))
 
@@ -318,10 +322,12 @@ class DrafterClient:
         self._forget(session)
         session.number = self._next_number
         self._next_number += 1
+        # Waited for once more at most: who is opened anew all the time must not stop the target.
+        first = session.reopened_at == float("-inf")
+        session.waited_for = first and self._config.wait_for_first_drafts
         session.reopened_at = self._clock()
-        session.waited_for = self._config.wait_for_first_drafts
         self._announce(session, list(self._tokens_of(session.request))[: session.length])
-        if session.num_drafts:
+        if session.num_drafts and session.number in self._by_number:
             self._extend[session.number] = protocol.Extend(
                 session.number, session.length, [], session.num_drafts
             )
@@ -376,6 +382,21 @@ class DrafterClient:
         if reason not in self.counters.dropped:
             logger.debug("MineDraft: first dropped answer: %s %s", reason, detail)
         self.counters.dropped[reason] += 1
+
+
+def _updates(
+    close: list[int], opened: Iterable[protocol.Open], extend: list[protocol.Extend]
+) -> Iterator[protocol.Update]:
+    """One message, or several where the tokens to open with are too many; extends come last."""
+    part: list[protocol.Open] = []
+    room = protocol.MAX_OPEN_TOKENS
+    for session in opened:
+        if part and len(session.tokens) > room:
+            yield protocol.Update(close, part)
+            close, part, room = [], [], protocol.MAX_OPEN_TOKENS
+        part.append(session)
+        room -= len(session.tokens)
+    yield protocol.Update(close, part, extend)
 
 
 def _remainder(path: Sequence[int], tokens: Sequence[int]) -> list[int]:

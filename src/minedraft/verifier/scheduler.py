@@ -80,7 +80,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
             # schedule() counts the step first, so this hides it from the coming step only.
             eligible = self.current_step + 2
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
-        drafts = [self._drafts_for(request_id) for request_id in turn.verify]
+        drafts = [self._client.drafts(request_id, self.most_drafts) for request_id in turn.verify]
         # The stock method also drops what a request's grammar does not allow.
         super().update_draft_token_ids(DraftTokenIds(list(turn.verify), drafts))
         output = super().schedule(throttle_prefills)
@@ -94,10 +94,6 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         return take_turn(
             self._turns, self._client, decoding, may_wait=may_wait, clock=time.monotonic
         )
-
-    def _drafts_for(self, request_id: str) -> list[int]:
-        request = self.requests[request_id]
-        return self._client.drafts(request_id, self._room_for_drafts(request))
 
     def _room_for_drafts(self, request: Any) -> int:
         """Draft tokens of which the request can use every one; the step itself emits one more."""
@@ -143,19 +139,23 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         tally.steps += 1
         drafts = scheduler_output.scheduled_spec_decode_tokens
         sampled = model_runner_output.sampled_token_ids
+        index = model_runner_output.req_id_to_index
         prefill = bool(scheduler_output.scheduled_new_reqs)
+        rows = emitted = drafted = drafted_rows = 0
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             num_drafts = len(drafts.get(request_id, ()))
             if scheduled != 1 + num_drafts:
                 prefill = True
                 continue
-            index = model_runner_output.req_id_to_index[request_id]
-            emitted = len(sampled[index]) if sampled else 0
-            tally.verifications += 1
-            tally.verified_without_drafts += not num_drafts
-            tally.emitted += emitted
-            tally.drafted += num_drafts
-            tally.accepted += max(0, emitted - 1)
+            rows += 1
+            emitted += len(sampled[index[request_id]])
+            drafted += num_drafts
+            drafted_rows += num_drafts > 0
+        tally.verifications += rows
+        tally.verified_without_drafts += rows - drafted_rows
+        tally.emitted += emitted
+        tally.drafted += drafted
+        tally.accepted += emitted - rows
         self._client.counters.used = tally.drafted
         if not prefill and scheduler_output.num_scheduled_tokens:
             tally.decode_step(len(scheduler_output.num_scheduled_tokens), model_s)
