@@ -135,12 +135,19 @@ def serve(job: dict[str, Any]) -> None:
 
 def provenance() -> dict[str, Any]:
     """What one needs to know to repeat the run."""
+    import minedraft
+    from minedraft.verifier import contract
+
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
     return {
         "command": sys.argv,
-        "versions": {name: version(name) for name in ("minedraft", "torch")},
+        "versions": {
+            "minedraft": minedraft.__version__,
+            "torch": version("torch"),
+            "vllm": str(contract.installed_version()),
+        },
         "python": platform.python_version(),
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _preload_openmp(words: Sequence[str]) -> None:
     """Starts this command anew under Intel's OpenMP where vLLM's CPU wheel brought it."""
     if variables := devices.openmp_preload():
-        command = [sys.executable, "-m", "minedraft", *words]
+        # -P: like the installed command, without the modules of the folder it is given in.
+        command = [sys.executable, "-P", "-m", "minedraft", *words]
         os.execve(sys.executable, command, {**os.environ, **variables})
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from minedraft.config import ConfigError
 from minedraft.drafter.child import DrafterError
 from minedraft.engine_options import one_line, parse_flags
 from minedraft.llm import CONFIG_FIELDS, LLM
+from minedraft.protocol import TokenId
 
 OWN_OPTIONS = {
     "draft_model",
@@ -36,7 +38,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     sampling: dict[str, Any] = {}
     """Fields of vLLM's SamplingParams; the model's own defaults hold for the others."""
     id: str | int | None = None
@@ -45,40 +47,47 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_prompts(path: Path) -> list[PromptLine]:
     """The prompts of a JSONL file; empty lines are skipped. Raises ConfigError."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts file {path}: {error}") from error
     lines = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold other line ends as they are
         if not line.strip():
             continue
         try:
             parsed = msgspec.json.decode(line, type=PromptLine)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
-        if (
-            sum(x is not None for x in (parsed.prompt, parsed.messages, parsed.prompt_token_ids))
-            != 1
-        ):
-            raise ConfigError(
-                f"{path}, line {number}: give one of prompt, messages and prompt_token_ids"
-            )
+        _check_line(parsed, f"{path}, line {number}")
         lines.append(parsed)
     if not lines:
         raise ConfigError(f"prompts file {path}: no prompts in it")
     return lines
 
 
+def _check_line(line: PromptLine, where: str) -> None:
+    kinds = (line.prompt, line.messages, line.prompt_token_ids)
+    given = [kind for kind in kinds if kind is not None]
+    if len(given) != 1:
+        raise ConfigError(f"{where}: give one of prompt, messages and prompt_token_ids")
+    if not given[0]:
+        raise ConfigError(f"{where}: the prompt is empty")
+    sampling_params(line, {}, where)
+
+
 def sampling_params(line: PromptLine, defaults: dict[str, Any], where: str) -> SamplingParams:
     """vLLM's sampling parameters for a line. Raises ConfigError, which names the line."""
     fields = defaults | line.sampling
+    structured = fields.get("structured_outputs")
+    unknown = fields.keys() - signature(SamplingParams).parameters
+    if isinstance(structured, dict):
+        unknown |= structured.keys() - signature(StructuredOutputsParams).parameters
+    if unknown:
+        raise ConfigError(f"{where}: sampling: unknown field {', '.join(sorted(unknown))}")
     try:
-        if isinstance(fields.get("structured_outputs"), dict):
-            structured = StructuredOutputsParams(**fields["structured_outputs"])
-            fields = fields | {"structured_outputs": structured}
-        return SamplingParams(**fields)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: sampling: {error}") from error
+        return msgspec.convert(fields, SamplingParams, str_keys=True)
+    except Exception as error:  # vLLM's own are no ValueErrors
+        raise ConfigError(f"{where}: sampling: {one_line(error)}") from error
 
 
 def engine_prompt(line: PromptLine, tokenizer: Any) -> Any:
@@ -122,11 +131,8 @@ def _completion(completion: Any) -> dict[str, Any]:
 def generate(options: argparse.Namespace) -> int:
     """Runs the command; ``options`` as cli.py parses them."""
     lines = read_prompts(options.prompts)
-    for index, line in enumerate(lines, 1):
-        sampling_params(line, {}, f"{options.prompts}, prompt {index}")
     for path in filter(None, (options.output, options.stats)):
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path}: there is no folder {path.parent}")
+        _check_writable(path)
     if current_platform.is_cpu():
         # One process for the engine: with few cores, its workers' busy waiting costs more than
         # they bring.
@@ -144,6 +150,17 @@ def generate(options: argparse.Namespace) -> int:
         for record in records(lines, outputs):
             file.write(encoder.encode(record) + b"\n")
     return 0
+
+
+def _check_writable(path: Path) -> None:
+    is_new = not path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
 
 
 def _engine(options: argparse.Namespace) -> LLM:

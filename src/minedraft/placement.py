@@ -100,6 +100,6 @@ def place_on_gpu(
     if target_gpus >= len(visible):
         raise ConfigError(
             f"the target takes all {len(visible)} visible GPUs; give --drafter-gpu to share one, "
-            "--drafter-cores to draft on CPU cores, or --drafter ADDRESS to draft elsewhere"
+            "or --drafter ADDRESS to draft elsewhere"
         )
     return Placement(drafter_gpu=visible[target_gpus])

@@ -206,6 +206,35 @@ def test_waits_only_for_a_session_that_answers_in_time() -> None:
     assert bench.state("a") is State.PENDING
 
 
+def test_a_drafter_slower_than_the_target_is_left_to_finish() -> None:
+    """Else every step of the target would replace the wish, and no draft would ever come."""
+    bench = Bench()
+    bench.open("a", [1, 2])
+    bench.advance("a", [3])
+    for token in (4, 5):
+        bench.link.now += 0.1
+        bench.advance("a", [token])
+    extends = [extend for update in bench.link.updates() for extend in update.extend]
+    assert [(e.base_len, e.tokens) for e in extends] == [(2, [3])], "one wish at a time"
+    bench.draft(0, 3, [4, 5, 6])
+    assert bench.client.drafts("a", 8) == [6], "it came true so far"
+    extends = [extend for update in bench.link.updates() for extend in update.extend]
+    assert [(e.base_len, e.tokens) for e in extends[1:]] == [(3, [4, 5])], "then all the rest"
+    bench.advance("a", [9])
+    assert bench.state("a") is State.PENDING, "it has answered: worth a wait again"
+
+
+def test_a_wish_whose_answer_is_lost_is_made_again() -> None:
+    bench = Bench()
+    bench.open("a", [1, 2])
+    bench.advance("a", [3])
+    bench.advance("a", [4])
+    bench.link.now += MineDraftConfig().max_wait_s
+    bench.advance("a", [5])
+    extends = [extend for update in bench.link.updates() for extend in update.extend]
+    assert [(e.base_len, e.tokens) for e in extends] == [(2, [3]), (3, [4, 5])]
+
+
 def test_a_drafter_that_is_gone_is_noticed_at_once_and_all_is_opened_again() -> None:
     bench = Bench()
     bench.open("a", [1, 2])
@@ -290,6 +319,65 @@ def test_an_unknown_session_is_opened_again_but_not_in_a_loop() -> None:
         bench.link.answer(Drafts([], [Lost(number, protocol.LOST_UNKNOWN)]))
         bench.client.poll()
     assert sum(len(update.open) for update in bench.link.updates()) == 2
+
+
+anything = st.one_of(
+    st.builds(
+        Drafts,
+        st.lists(
+            st.builds(
+                Draft,
+                st.integers(0, 6),
+                st.integers(0, 9),
+                st.lists(st.integers(0, VOCAB + 5), max_size=4),
+                st.lists(st.floats(), max_size=4),
+            ),
+            max_size=3,
+        ),
+        st.lists(
+            st.builds(Lost, st.integers(0, 6), st.sampled_from([*protocol.LOST_REASONS, "?"])),
+            max_size=2,
+        ),
+        st.floats(),
+    ),
+    st.builds(
+        Welcome, st.integers(1, 2), st.just("d"), st.sampled_from("vw"), st.just(VOCAB), st.just(9)
+    ),
+    st.just(WELCOME),
+    st.just(Greet()),
+    st.just(Refused("no")),
+    st.binary(max_size=9),
+    st.sampled_from("abc"),  # a request comes, or goes
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3),  # all requests advance
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.booleans(), st.lists(anything, max_size=25))
+def test_whatever_a_drafter_says_the_target_gets_tokens_it_can_verify(
+    wait: bool, history: list[object]
+) -> None:
+    bench = Bench(MineDraftConfig(wait_for_first_drafts=wait))
+    for event in history:
+        bench.link.now += 0.3
+        match event:
+            case str() if event in bench.tokens:
+                del bench.tokens[event]
+                bench.client.close(event)
+            case str():
+                bench.open(event, [1, 2])
+            case list():
+                for request in bench.tokens:
+                    bench.advance(request, event)
+            case message:
+                bench.link.answer(message)  # type: ignore[arg-type]
+        bench.client.poll()
+        for request, tokens in bench.tokens.items():
+            assert bench.client.session_length(request) == len(tokens)
+            assert all(0 <= token < VOCAB for token in bench.client.drafts(request, 9))
+            if bench.state(request) is State.PENDING:
+                assert bench.client.next_deadline([request]) >= bench.link.now
+    assert 0 <= bench.client.counters.drafter_busy_s < float("inf")
 
 
 @given(st.binary(max_size=300))
@@ -495,13 +583,15 @@ class World:
         running = [r for r in self.age if self.random.random() > 0.05]
         if not running:
             return
-        before = link.now
+        before, deadline = link.now, self.bench.client.deadline_s()
         may_wait = self.random.random() < 0.9
         turn = take_turn(
             self.turns, self.bench.client, running, may_wait=may_wait, clock=lambda: link.now
         )
         waited = link.now - before
-        assert waited <= self.bench.client.deadline_s() + turns_module.WAIT_SLICE_S
+        # The estimate moves while answers come in.
+        deadline = max(deadline, self.bench.client.deadline_s())
+        assert waited <= deadline + turns_module.WAIT_SLICE_S
         for request in turn.verify:
             self.verify(request)
         self.turns.step(turn.verify)

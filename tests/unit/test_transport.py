@@ -84,6 +84,7 @@ def connect(link: Link, server: Server) -> bytes:
             link.send(b"hello" + mark)
         server.wait(0.02)
         while (received := server.receive()) is not None:
+            assert len(received[1]) <= MAX_FRAME_BYTES
             if received[1] == b"hello" + mark:
                 heard.append(received[0])
         return bool(heard)

@@ -20,6 +20,9 @@ _POLL_S = 0.1
 class DrafterError(RuntimeError):
     """The drafter did not start, or does not serve this target; one line says why."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(line.strip() for line in text.splitlines()))
+
 
 class DrafterProcess:
     """Runs ``minedraft drafter`` on a socket in a private folder until ``stop``."""
@@ -29,7 +32,8 @@ class DrafterProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="minedraft-")
         self.endpoint = Endpoint(f"ipc://{self._folder.name}/drafter")
         self._log = Path(self._folder.name) / "drafter.log"
-        command = [sys.executable, "-m", "minedraft", "drafter", model]
+        # -P: a folder named vllm where the command was given is not what is meant.
+        command = [sys.executable, "-P", "-m", "minedraft", "drafter", model]
         command += ["--listen", self.endpoint.address, *flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -37,8 +41,14 @@ class DrafterProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, lifeline.ENV_PARENT: str(os.getpid())},
+                env={**os.environ, **environment, **self._lifeline()},
             )
+
+    def _lifeline(self) -> dict[str, str]:
+        return {
+            lifeline.ENV_PARENT: str(os.getpid()),
+            lifeline.ENV_FOLDER: self._folder.name,
+        }
 
     @property
     def pid(self) -> int:
@@ -55,7 +65,9 @@ class DrafterProcess:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else f"exit code {self._process.returncode}"
+        # Libraries have something to say at the very end too.
+        ours = [line for line in lines if line.startswith("minedraft: ")]
+        return [f"exit code {self._process.returncode}", *lines, *ours][-1].strip()
 
     def stop(self) -> None:
         """Ends the process, politely first."""

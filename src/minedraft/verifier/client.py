@@ -26,6 +26,7 @@ MAX_MESSAGES = 1024
 """Taken in by one poll, so that a flood does not stop the target."""
 TAIL = 128
 """Emitted tokens kept for each session, to see how far a late draft has come true."""
+MOST_UNTOLD = TAIL // 2
 SMOOTHING = 0.2
 """Weight of the newest round trip in the running estimate."""
 
@@ -46,11 +47,14 @@ class Session:
     request: str
     number: int
     length: int
-    """Verified tokens that the drafter has been told of."""
+    """Verified tokens."""
     path: list[int] = field(default_factory=list)
     tail: deque[int] = field(default_factory=lambda: deque(maxlen=TAIL))
+    told: int = 0
+    """Of these tokens, those that the drafter has been told of."""
     num_drafts: int = 0
     asked_at: float = 0.0
+    asked_length: int = 0
     pending: bool = False
     waited_for: bool = False
     """An answer came, and the last one came in time: worth a wait."""
@@ -145,21 +149,12 @@ class DrafterClient:
         session = self._sessions.get(request)
         if session is None:
             return
-        base = session.length
         session.length += len(tokens)
         session.tail.extend(tokens)
         session.path = _remainder(session.path, tokens)
         session.num_drafts = num_drafts
-        session.pending = False
-        if not self.connected or session.number not in self._by_number:
-            return
-        extend = self._extend.get(session.number)
-        if extend is not None:  # not sent yet: one message says both
-            base, tokens = extend.base_len, [*extend.tokens, *tokens]
-        self._extend[session.number] = protocol.Extend(
-            session.number, base, list(tokens), num_drafts
-        )
-        self._ask(session)
+        if session.number in self._by_number and not self._is_overtaken(session):
+            self._tell(session)
 
     def flush(self) -> None:
         """Sends what was told since the last flush, in one message if it fits."""
@@ -302,11 +297,33 @@ class DrafterClient:
         if self.connected and len(tokens) <= protocol.MAX_OPEN_TOKENS:
             self._by_number[session.number] = session
             self._open[session.number] = protocol.Open(session.number, list(tokens))
+            session.told = len(tokens)
 
-    def _ask(self, session: Session) -> None:
-        if session.num_drafts:
-            session.pending = True
-            session.asked_at = self._clock()
+    def _is_overtaken(self, session: Session) -> bool:
+        """Whether the target has gone on without drafts that are still being made.
+
+        A new wish would take the place of that one. From a drafter that needs longer than a step
+        of the target no draft would ever come: it is left to finish, and told all the rest then.
+        """
+        return (
+            session.pending
+            and not session.waited_for
+            and session.length - session.told < MOST_UNTOLD
+            and self._clock() - session.asked_at < self._config.max_wait_s
+        )
+
+    def _tell(self, session: Session) -> None:
+        """Says what was verified since the last time, and what is wanted after it."""
+        unsent = self._extend.get(session.number)  # one message says both
+        base = session.told if unsent is None else unsent.base_len
+        tokens = [session.tail[index] for index in range(base - session.length, 0)]
+        self._extend[session.number] = protocol.Extend(
+            session.number, base, tokens, session.num_drafts
+        )
+        session.told = session.length
+        session.pending = session.num_drafts > 0
+        if session.pending:
+            session.asked_at, session.asked_length = self._clock(), session.length
             self.counters.requested += session.num_drafts
 
     def _forget(self, session: Session) -> None:
@@ -327,11 +344,9 @@ class DrafterClient:
         session.waited_for = first and self._config.wait_for_first_drafts
         session.reopened_at = self._clock()
         self._announce(session, list(self._tokens_of(session.request))[: session.length])
+        session.pending = False
         if session.num_drafts and session.number in self._by_number:
-            self._extend[session.number] = protocol.Extend(
-                session.number, session.length, [], session.num_drafts
-            )
-            self._ask(session)
+            self._tell(session)
 
     def _take_draft(self, draft: protocol.Draft) -> None:
         session = self._by_number.get(draft.session)
@@ -353,14 +368,16 @@ class DrafterClient:
         rest = tokens
         if behind:
             rest = _remainder(tokens, [session.tail[index] for index in range(-behind, 0)])
-        if behind == 0 and session.pending:
+        if len(rest) > len(session.path):
+            session.path = rest
+        if session.pending and draft.base_len == session.asked_length:
             session.pending = False
             round_trip = self._clock() - session.asked_at
             self._round_trip_s += SMOOTHING * (round_trip - self._round_trip_s)
-        elif not rest:
+            if session.told < session.length:
+                self._tell(session)
+        if behind and not rest:
             self._drop("late")
-        if len(rest) > len(session.path):
-            session.path = rest
         return None
 
     def _take_lost(self, lost: protocol.Lost) -> None:

@@ -107,9 +107,13 @@ def take_turn(
 
     Every wait ends at the deadline of the source, after which the request is decoded without.
     """
+    given_up: set[str] = set()
     while True:
         now = clock()
         states = {request: source.state(request, now) for request in decoding}
+        # Who was not worth a wait when this one began does not prolong it by asking now.
+        states |= {r: Drafts.NONE for r in given_up if states[r] is Drafts.PENDING}
+        given_up.update(r for r, state in states.items() if state is Drafts.NONE)
         turn = turns.choose(states, may_wait=may_wait)
         if not turn.wait_for:
             return turn
