@@ -87,6 +87,8 @@ class LLM(vllm.LLM):  # type: ignore[misc]
         refusals.check_target(_vllm_config(model, options))
         if (draft_model is None) == (drafter is None):
             raise ConfigError("give a draft model or the address of a drafter: one of the two")
+        if drafter is None and key_file is not None:
+            raise ConfigError("a key file is for a drafter that runs elsewhere; leave it out")
         if drafter is not None and (drafter_args or drafter_cores or drafter_gpu):
             raise ConfigError(
                 "the options of a drafter that runs elsewhere are given there: leave out "
@@ -155,9 +157,8 @@ def _place(
         raise ConfigError("--target-cores and --drafter-cores are for vLLM on CPU")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    return place_on_gpu(
-        gpus, target_gpus=options.get("tensor_parallel_size") or 1, drafter_gpu=drafter_gpu
-    )
+    target_gpus = options.get("tensor_parallel_size") or 1
+    return place_on_gpu(gpus, target_gpus=target_gpus, drafter_gpu=drafter_gpu)
 
 
 def _start_drafter(

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -144,7 +145,10 @@ def generate(options: argparse.Namespace) -> int:
         for number, line in enumerate(lines, 1)
     ]
     tokenizer = llm.get_tokenizer() if any(line.messages for line in lines) else None
-    outputs = llm.generate([engine_prompt(line, tokenizer) for line in lines], params)
+    try:
+        outputs = llm.generate([engine_prompt(line, tokenizer) for line in lines], params)
+    except VLLMClientError as error:  # a prompt longer than the model's context, for one
+        raise ConfigError(f"{options.prompts}: {one_line(error)}") from error
     encoder = msgspec.json.Encoder()
     with options.output.open("wb") as file:
         for record in records(lines, outputs):

@@ -129,6 +129,11 @@ def _key_pairs(path: str) -> dict[str, tuple[bytes, bytes]]:
 def _endpoint_keys(endpoint: Endpoint) -> dict[str, tuple[bytes, bytes]] | None:
     check_address(endpoint.address)
     if endpoint.address.startswith("ipc://"):
+        if endpoint.key_file:
+            raise ConfigError(
+                f"drafter address {endpoint.address}: an ipc socket uses no key, its folder keeps "
+                "others out; leave --key-file out"
+            )
         return None
     if not endpoint.key_file:
         raise ConfigError(

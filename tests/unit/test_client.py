@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from minedraft import protocol
 from minedraft.config import MineDraftConfig
 from minedraft.protocol import Draft, Drafts, Greet, Lost, Refused, Update, Welcome
+from minedraft.verifier import client
 from minedraft.verifier import turns as turns_module
 from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.turns import Drafts as State
@@ -224,6 +225,10 @@ def test_a_drafter_slower_than_the_target_is_left_to_finish() -> None:
     assert bench.state("a") is State.PENDING, "it has answered: worth a wait again"
 
 
+def test_all_that_may_be_untold_is_still_known() -> None:
+    assert client.MOST_UNTOLD + protocol.MAX_DRAFT_TOKENS + 1 <= client.TAIL
+
+
 def test_a_wish_whose_answer_is_lost_is_made_again() -> None:
     bench = Bench()
     bench.open("a", [1, 2])
@@ -287,6 +292,18 @@ def test_a_drafter_that_does_not_fit_is_left_alone(answer: protocol.ToVerifier) 
     bench.client.poll(2.0)
     assert not bench.client.connected
     assert len(bench.link.sent) == hellos
+
+
+def test_a_refusal_ends_a_wait() -> None:
+    bench = Bench()
+    bench.open("a", [1, 2])
+    bench.advance("a", [3])
+    bench.draft(0, 3, [9])
+    bench.advance("a", [4])
+    assert bench.state("a") is State.PENDING
+    bench.link.answer(Refused("no"))
+    bench.client.poll()
+    assert bench.state("a") is State.NONE
 
 
 def test_padding_of_the_vocabulary_does_not_matter_with_equal_tokenizers() -> None:

@@ -276,6 +276,14 @@ def test_bounds_of_a_field(name: str, path: list[Any], good: list[Any], bad: lis
             ours(frame_with(name, path, value))
 
 
+def test_a_text_that_is_no_text_is_an_error() -> None:
+    frame = encode(Refused("no"))
+    assert frame.count(b"no") == 1
+    for wrong in (b"\xff\xfe", b"\xed\xa0"):
+        with pytest.raises(ProtocolError):
+            decode_to_verifier(frame.replace(b"no", wrong))
+
+
 @pytest.mark.parametrize("name", ["hello", "welcome", "refused"])
 def test_a_missing_field_is_an_error(name: str) -> None:
     for field in GOOD[name]:

@@ -41,7 +41,7 @@ SCHEDULING: Contract = {
             "_free_request(request, *)",
             "shutdown()",
         ),
-        adds="_client _count _draft_seeded _drafts_for _may_be_drafted _room_for_drafts "
+        adds="_client _count _draft_seeded _may_be_drafted _room_for_drafts "
         "_scheduled_at _stats _stats_path _take_turn _turns most_drafts",
         reads="current_step dynamic_sd_lookup next_decode_eligible_step",
         stand_ins={"prev_step_scheduled_req_ids": "clear update __contains__"},
@@ -167,6 +167,7 @@ CONFIGURATION: Contract = {
     "vllm.config:SchedulerConfig": Class(
         "async_scheduling max_num_batched_tokens max_num_seqs",
     ),
+    "vllm.exceptions:VLLMClientError": Class(""),
     "vllm.config:SpeculativeConfig": Class(
         "method model num_speculative_tokens rejection_sample_method"
     ),
@@ -232,6 +233,9 @@ CONTRACT: Contract = {**SCHEDULING, **KV_CACHE, **ENGINE, **CONFIGURATION, **REQ
 
 class ContractError(ConfigError):
     """The installed vLLM is not one that MineDraft fits: in what, and what to do."""
+
+    def __init__(self, text: str) -> None:
+        ValueError.__init__(self, text)  # a list, unlike other errors of the user's
 
 
 def check(root: Path) -> list[str]:

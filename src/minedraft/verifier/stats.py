@@ -1,6 +1,7 @@
 """What the verifier measures of its own run, in seconds and tokens."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from minedraft.verifier.client import Counters
+
+logger = logging.getLogger("vllm.minedraft")
 
 
 @dataclass(slots=True)
@@ -57,8 +60,11 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def write(path: str, report: Mapping[str, Any]) -> None:
-    """Writes a report where a reader never sees half of it."""
+    """Writes a report where a reader never sees half of it; a disk that fails stops nothing."""
     target = Path(path)
     new = target.with_name(f".{target.name}.{os.getpid()}")
-    new.write_text(json.dumps(report, indent=1) + "\n")
-    new.replace(target)
+    try:
+        new.write_text(json.dumps(report, indent=1) + "\n")
+        new.replace(target)
+    except OSError as error:
+        logger.warning("MineDraft: no measurements in %s: %s", path, error.strerror)
