@@ -359,6 +359,21 @@ def test_kv_cache_is_allocated_for_a_turn_only(
     assert len(seen) > 20, "hardly anybody was ever hidden"
 
 
+def test_a_drafter_that_is_not_there_changes_nothing(both: Bench) -> None:
+    both.draft_with("perfect", 4)
+    client = scheduler_of(both.drafted)._client
+    client._disconnected("a test says so")
+    prompts = prompts_of(21, 4)
+    assert_same(
+        both, prompts, run(both.plain, prompts, greedy()), run(both.drafted, prompts, greedy())
+    )
+    assert client.connected, "it attached again"
+
+
+# Engines that end take vLLM's process groups with them, those of ``both`` too: from here on each
+# test has engines of its own.
+
+
 @pytest.mark.parametrize("mode", ["overlap", "sequential"])
 def test_preemption(tiny: Any, tmp_path: Path, mode: str) -> None:
     """A KV pool so small that requests are preempted while they are drafted for."""
@@ -380,17 +395,6 @@ def test_sequential_mode(tiny: Any, tmp_path: Path) -> None:
         for drafter in DRAFTERS:
             engines.draft_with(drafter, 4)
             compare(engines, prompts_of(20, 8), greedy(), [i // 2 for i in range(8)])
-
-
-def test_a_drafter_that_is_not_there_changes_nothing(both: Bench) -> None:
-    both.draft_with("perfect", 4)
-    client = scheduler_of(both.drafted)._client
-    client._disconnected("a test says so")
-    prompts = prompts_of(21, 4)
-    assert_same(
-        both, prompts, run(both.plain, prompts, greedy()), run(both.drafted, prompts, greedy())
-    )
-    assert client.connected, "it attached again"
 
 
 assert ENGINE["max_num_batched_tokens"] < 300, "prompts of 300 tokens are prefilled in chunks"
