@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm import SamplingParams
 
+from minedraft import lifeline
 from minedraft.llm import LLM
 from minedraft.offline import PromptLine, engine_prompt
 
@@ -48,6 +49,7 @@ def answer(llm: LLM, prompts: list[Any], max_tokens: int, *, quiet: bool = False
 
 def main() -> None:
     """Runs as the job on standard input says."""
+    lifeline.exit_with_parent()
     job = json.load(sys.stdin)
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.json"

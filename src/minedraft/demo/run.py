@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -132,25 +133,32 @@ def events(job: dict[str, Any], way: Way) -> Iterator[dict[str, Any]]:
         lifeline.ENV_PARENT: str(os.getpid()),
     }
     command = [sys.executable, "-m", "minedraft.demo.answer"]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    # To a file: libraries draw progress bars of their own, which would run through ours.
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
         assert process.stdin
         assert process.stdout
         json.dump(job, process.stdin)
         process.stdin.close()
-        done = False
         for line in process.stdout:
             if line.startswith("{"):
                 event = json.loads(line)
-                done |= event["event"] == "done"
                 yield event
-    if not done:
-        raise ConfigError(f"the run {way.name!r} failed with exit code {process.returncode}")
+                if event["event"] == "done":
+                    return
+        process.wait()
+        errors.seek(0)
+        last = (errors.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise ConfigError(f"the run {way.name!r} failed: {last}")
 
 
 def _result(way: Way, event: dict[str, Any]) -> Result:
