@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,10 @@ class Bench:
     engine: TransformersEngine
     references: dict[str, Reference]
     target: Reference
-    answers: dict[Any, Any] = field(default_factory=dict)
 
     def draft_with(self, drafter: str, num_drafts: int) -> None:
         self.engine.reference = self.references[drafter]
         scheduler_of(self.drafted).most_drafts = num_drafts
-
-    @property
-    def counters(self) -> Any:
-        return scheduler_of(self.drafted)._client.counters
 
     @property
     def stats(self) -> Any:
