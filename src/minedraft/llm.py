@@ -76,15 +76,14 @@ class LLM(vllm.LLM):  # type: ignore[misc]
     ) -> None:
         ours = {name: options.pop(name) for name in CONFIG_FIELDS if name in options}
         options = with_cpu_defaults(options)
+        placement = Placement(parse_cores(target_cores) if target_cores else ())
         if mode == "off":
-            placement = Placement(parse_cores(target_cores) if target_cores else ())
             with _target_device(placement):
                 super().__init__(model, **options)
             return
         contract.ensure()
         config = MineDraftConfig.parse({"mode": mode, **ours})
         options = _merged(options, class_options(config, num_speculative_tokens))
-        refusals.check_target(_vllm_config(model, options))
         if (draft_model is None) == (drafter is None):
             raise ConfigError("give a draft model or the address of a drafter: one of the two")
         if drafter is None and key_file is not None:
@@ -94,7 +93,8 @@ class LLM(vllm.LLM):  # type: ignore[misc]
                 "the options of a drafter that runs elsewhere are given there: leave out "
                 "drafter_args, drafter_cores and drafter_gpu"
             )
-        placement, child = Placement(parse_cores(target_cores) if target_cores else ()), None
+        refusals.check_target(_vllm_config(model, options))
+        child = None
         if draft_model is not None:
             placement = _place(options, target_cores, drafter_cores, drafter_gpu)
             child = _start_drafter(draft_model, placement, options, drafter_args)
