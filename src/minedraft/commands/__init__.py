@@ -1,0 +1,1 @@
+"""The commands of ``minedraft``, a module each: its flags, and the one function that it calls."""
