@@ -16,6 +16,9 @@ ADDITIONAL_CONFIG_KEY = "minedraft"
 ENV_DRAFTER = "MINEDRAFT_DRAFTER"
 ENV_KEY_FILE = "MINEDRAFT_KEY_FILE"
 ENV_STATS = "MINEDRAFT_STATS"
+ENV_TRACE = "MINEDRAFT_TRACE"
+ENV_CONTROL = "MINEDRAFT_CONTROL"
+"""A folder, of mode 0700, in which each engine listens for `minedraft control`."""
 
 
 class ConfigError(ValueError):
