@@ -1,10 +1,12 @@
-"""Plain, sequential and overlapped decoding of the same prompts, interleaved, with V and t.
+"""Plain, sequential, overlapped and automatic decoding of the same prompts, interleaved.
 
     python benchmarks/compare.py TARGET DRAFTER --json out.json
-        [--requests 2 4 8 16] [--drafts 1 2 3 4 5] [--tokens 32] [--repetitions 3]
+        [--requests 1 2 4 8 16] [--drafts 1 2 4] [--tokens 32] [--repetitions 3] [--settle 20]
 
-Two engines stay loaded: stock vLLM on all cores, and MineDraft with the target on all cores but the
-last, where the drafter is. Every repetition runs all settings once, in turn, so that a machine
+Three engines stay loaded: stock vLLM on all cores, stock vLLM on the target's cores alone, and
+MineDraft with the target on all cores but the last, where the drafter is. Before anything is
+measured `auto` decodes each number of requests for --settle seconds, as a server that has run for a
+while has. Every repetition runs all settings once, in turn, so that a machine
 whose speed drifts slows all of them alike; ratios are taken within a repetition. For each setting
 the report holds V (model time of a decode step), t (drafter time of a round), and what they say:
 at N requests two halves win iff 2 max(V(N/2), t(N/2)) < V(N) + t(N).
@@ -39,6 +41,7 @@ ENGINE: dict[str, Any] = {
     "max_num_seqs": 32,
     "enable_prefix_caching": False,
 }
+STOCK = ("plain", "plain, target's cores")
 DRAFTER_ARGS = "--dtype float32 --max-model-len 1024 --no-enable-prefix-caching"
 
 
@@ -83,7 +86,6 @@ def serve(job: dict[str, Any]) -> None:
 
     from minedraft.llm import LLM
     from minedraft.verifier.stats import Stats
-    from minedraft.verifier.turns import Turns
 
     llm = LLM(job["target"], **job["options"], **ENGINE)
     tokenizer = llm.get_tokenizer()
@@ -97,10 +99,10 @@ def serve(job: dict[str, Any]) -> None:
     scheduler = engine.engine_core.engine_core.scheduler
     for line in sys.stdin:
         setting = json.loads(line)
-        drafted = setting["mode"] != "plain"
+        drafted = setting["mode"] not in STOCK
         if drafted:
-            scheduler.most_drafts = setting["drafts"]
-            scheduler._turns = Turns(overlap=setting["mode"] == "overlap")
+            scheduler._modes.most_drafts = setting.get("drafts", 0)
+            scheduler._modes.setting = setting["mode"]
             scheduler._stats = stats = Stats()
             busy, waited = (
                 scheduler._client.counters.drafter_busy_s,
@@ -128,6 +130,8 @@ def serve(job: dict[str, Any]) -> None:
             result["waited_s"] = counters.waited_s - waited
             result["busy_s"] = counters.drafter_busy_s - busy
             result["tokens_per_verification"] = stats.emitted / max(1, stats.verifications)
+            result["steps_by_mode"] = stats.steps_by_mode
+            result["choice"] = str(scheduler._modes.choice)
         else:
             result["verify_s"] = statistics.median(steps)
         print(json.dumps(result), flush=True)
@@ -156,6 +160,11 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All settings of all repetitions, interleaved."""
     from minedraft import devices
@@ -165,6 +174,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     every = tuple(sorted({*placement.target_cores, *placement.drafter_cores}))
     most = max(options.drafts)
     plain = {"mode": "off", "target_cores": format_cores(every)}
+    alone = {"mode": "off", "target_cores": format_cores(placement.target_cores)}
     drafted = {
         "draft_model": options.drafter,
         "drafter_args": DRAFTER_ARGS,
@@ -173,30 +183,33 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     }
     runners = {
         "plain": Runner({"target": options.target, "options": plain}, len(every)),
+        STOCK[1]: Runner({"target": options.target, "options": alone}, len(placement.target_cores)),
         "drafted": Runner(
             {"target": options.target, "options": drafted}, len(placement.target_cores)
         ),
     }
     settings: list[dict[str, Any]] = []
     for requests in options.requests:
-        settings.append({"mode": "plain", "requests": requests})
+        settings += [{"mode": mode, "requests": requests} for mode in (*STOCK, "auto")]
         for drafts in options.drafts:
             settings += [
                 {"mode": mode, "requests": requests, "drafts": drafts}
                 for mode in ("sequential", "overlap")
             ]
+    for runner in runners.values():
+        runner.run(mode="auto" if runner is runners["drafted"] else "plain", requests=2, tokens=8)
+    for requests in options.requests:
+        until = time.monotonic() + options.settle
+        while time.monotonic() < until:
+            result = runners["drafted"].run(mode="auto", requests=requests, tokens=options.tokens)
+        say(f"settled at {requests}: {result['choice']}")
     rows = []
-    for repetition in range(-1, options.repetitions):  # the first one warms up
-        for setting in settings if repetition >= 0 else settings[:3]:
-            runner = runners["plain" if setting["mode"] == "plain" else "drafted"]
+    for repetition in range(options.repetitions):
+        for setting in settings:
+            runner = runners.get(setting["mode"], runners["drafted"])
             result = runner.run(**setting, tokens=options.tokens)
-            if repetition >= 0:
-                rows.append({"repetition": repetition, **setting, **result})
-                print(
-                    f"{repetition} {setting}: {result['seconds']:.2f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            rows.append({"repetition": repetition, **setting, **result})
+            say(f"{repetition} {setting}: {result['seconds']:.2f} s {result.get('choice', '')}")
     for runner in runners.values():
         runner.stop()
     return rows
@@ -207,7 +220,8 @@ def report(rows: list[dict[str, Any]]) -> None:
     plain = {(r["repetition"], r["requests"]): r for r in rows if r["mode"] == "plain"}
     keys = sorted({(r["requests"], r.get("drafts", 0), r["mode"]) for r in rows})
     print(
-        "  N  K  mode        tokens/s   / plain (min..max)   V ms   t ms  rows  tok/ver hidden same"
+        "  N  K  mode                   tokens/s  / plain (min..max)   V ms   t ms  rows  tok/ver "
+        "hidden same"
     )
     medians: dict[tuple[int, int, str], dict[str, float]] = {}
     for key in keys:
@@ -225,7 +239,7 @@ def report(rows: list[dict[str, Any]]) -> None:
         busy = sum(r.get("busy_s", 0.0) for r in mine)
         hidden = max(0.0, 1 - sum(r.get("waited_s", 0.0) for r in mine) / busy) if busy else 0.0
         print(
-            f"{requests:3} {drafts:2}  {mode:10} {statistics.median(speed):9.1f} "
+            f"{requests:3} {drafts:2}  {mode:21} {statistics.median(speed):9.1f} "
             f"{statistics.median(ratio):8.2f} ({min(ratio):.2f}..{max(ratio):.2f}) "
             f"{1000 * median['verify_s']:9.1f} {1000 * median['draft_s']:6.1f} "
             f"{median['rows']:5.1f} {median['tokens_per_verification']:7.2f} "
@@ -266,10 +280,11 @@ def main() -> None:
     parser.add_argument("target", nargs="?")
     parser.add_argument("drafter", nargs="?")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--requests", type=int, nargs="+", default=[2, 4, 8, 16])
-    parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds")
     parser.add_argument("--json", type=Path, help="where to keep the result with its provenance")
     options = parser.parse_args()
     if options.serve:

@@ -49,7 +49,7 @@ class Bench:
 
     def draft_with(self, drafter: str, num_drafts: int) -> None:
         self.engine.reference = self.references[drafter]
-        scheduler_of(self.drafted).most_drafts = num_drafts
+        scheduler_of(self.drafted)._modes.most_drafts = num_drafts
 
     @property
     def stats(self) -> Any:

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from minedraft import devices
-from minedraft.commands import demo, drafter, generate
+from minedraft.commands import control, demo, doctor, drafter, generate, serve
 from minedraft.config import ConfigError
 from minedraft.drafter.child import DrafterError
 
 PROGRAM = "minedraft"
-COMMANDS = (generate, drafter, demo)
+COMMANDS = (serve, generate, drafter, control, doctor, demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

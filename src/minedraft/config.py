@@ -37,12 +37,13 @@ class MineDraftConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """How the verifier works with its drafter."""
 
     mode: Annotated[
-        Literal["overlap", "sequential"],
+        Literal["auto", "overlap", "sequential"],
         _says(
             "overlap: half of the requests is verified while the drafter drafts for the other "
-            "half; sequential: all are verified together, then all are drafted for"
+            "half; sequential: all are verified together, then all are drafted for; auto: one of "
+            "these or no drafting, and how many draft tokens, by what is measured"
         ),
-    ] = "overlap"
+    ] = "auto"
 
     draft_seeded: Annotated[
         bool,

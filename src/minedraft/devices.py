@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from minedraft.config import ConfigError
-from minedraft.placement import Placement, format_cores
+from minedraft.placement import Placement, divide_cores, format_cores
 
 OPENMP = "libiomp5.so"
 
@@ -67,17 +67,18 @@ def cpu_environment(cores: tuple[int, ...]) -> dict[str, str]:
 
 
 @contextmanager
-def target_on_cpu(placement: Placement, *, own_process: bool) -> Iterator[None]:
+def target_on_cpu(placement: Placement, *, own_process: bool, ranks: int = 1) -> Iterator[None]:
     """While the target's engine starts. An engine in this process keeps the cores for good.
 
-    ``own_process``: the engine is a child, whose worker vLLM binds to the listed cores. A list of
-    the user's stays as it is.
+    ``own_process``: the engine is a child, whose workers, ``ranks`` of them, vLLM binds to the
+    listed cores. A list of the user's stays as it is.
     """
     before = os.sched_getaffinity(0)
     keep_to(placement.target_cores)
     variables = {}
     if own_process and os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = format_cores(placement.target_cores)
+        shares = divide_cores(placement.target_cores, ranks)
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(format_cores, shares))
     try:
         with environment(variables):
             yield

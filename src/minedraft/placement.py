@@ -5,6 +5,7 @@ Plain Python: it decides from what is available and what was asked for, and touc
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from minedraft.config import ConfigError
 
@@ -55,6 +56,14 @@ def format_cores(cores: Sequence[int]) -> str:
         else:
             runs.append([core, core])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """A share of the cores for each of so many workers; with too few cores they all share all."""
+    if len(cores) < parts:
+        return [tuple(cores)] * parts
+    ends = [len(cores) * part // parts for part in range(parts + 1)]
+    return [tuple(cores[start:end]) for start, end in pairwise(ends)]
 
 
 def place_on_cpu(

@@ -18,13 +18,18 @@ MAX_FRAME_BYTES = 16 << 20
 """A frame larger than this is not read. A prompt of a million tokens fits."""
 MAX_OPEN_TOKENS = MAX_FRAME_BYTES // 8
 """Tokens with which the sessions of one frame are opened, at most: 5 bytes each, and room."""
+MAX_ENTRIES = 8192
+"""In each list of a message, so that a small frame cannot become much memory. With as many tokens
+as it may open, and the longest extends, such a message is still no larger than a frame."""
 MAX_DRAFT_TOKENS = 32
 MAX_TEXT = 512
+MAX_SPANS = 64
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Length = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Session = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+_entries = msgspec.Meta(max_length=MAX_ENTRIES)
 NumDrafts = Annotated[int, msgspec.Meta(ge=0, le=MAX_DRAFT_TOKENS)]
 
 
@@ -81,9 +86,9 @@ class Extend(msgspec.Struct, frozen=True, array_like=True):
 class Update(msgspec.Struct, frozen=True, tag="update"):
     """Verifier to drafter, usually one for each step of the verifier; closes are applied first."""
 
-    close: list[Session] = []
-    open: list[Open] = []
-    extend: list[Extend] = []
+    close: Annotated[list[Session], _entries] = []
+    open: Annotated[list[Open], _entries] = []
+    extend: Annotated[list[Extend], _entries] = []
 
 
 class Draft(msgspec.Struct, frozen=True, array_like=True):
@@ -103,13 +108,26 @@ class Lost(msgspec.Struct, frozen=True, array_like=True):
     """One of LOST_REASONS."""
 
 
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A time in which the drafter computed, on its own clock."""
+
+    start_s: float
+    end_s: float
+    rows: Length
+    """Sessions that were answered at its end."""
+
+
 class Drafts(msgspec.Struct, frozen=True, tag="drafts"):
     """Drafter to verifier."""
 
-    drafts: list[Draft] = []
-    lost: list[Lost] = []
+    drafts: Annotated[list[Draft], _entries] = []
+    lost: Annotated[list[Lost], _entries] = []
     busy_s: float = 0.0
     """Seconds the drafter computed for this verifier since its last message."""
+    spans: Annotated[list[Span], msgspec.Meta(max_length=MAX_SPANS)] = []
+    """When it computed, as far as it was not said yet; the latest."""
+    sent_s: float = 0.0
+    """When this was sent, on the drafter's clock, if there are spans."""
 
 
 LOST_UNKNOWN = "unknown session"

@@ -31,7 +31,14 @@ DEAD_AFTER_S = 8
 RECONNECT_MS = 100
 RENEW_S = 10.0
 """After so many seconds without a connection the socket is made anew."""
-MAX_QUEUED_MESSAGES = 4096
+MAX_UNREAD_MESSAGES = 256
+"""From one peer, which may make each as large as a frame can be; then its kernel's buffer fills,
+and what it cannot send it knows to be unsent. One message each second or step of a model."""
+MAX_UNSENT_ANSWERS = 256
+"""To one verifier."""
+MAX_UNSENT_UPDATES = 4096
+"""A verifier's burst of new requests waits here while the drafter computes."""
+ZAP_DOMAIN = b"minedraft"
 MAX_IPC_PATH = 100
 CURVE_OVERHEAD_BYTES = 64
 """More than what encryption adds to a frame, which ZMQ counts."""
@@ -60,12 +67,18 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 65536
 
 
-def _check_private_socket(address: str) -> None:
-    path = Path(address.removeprefix("ipc://"))
-    folder = path.parent
+def _check_private_folder(address: str, *, make: bool) -> None:
+    """Raises ConfigError if others may enter the folder of an ipc socket.
+
+    One that is not there is made, or else is nothing to complain of.
+    """
+    folder = Path(address.removeprefix("ipc://")).parent
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise ConfigError(f"drafter address {address!r}: {folder}: {error.strerror}") from error
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
@@ -73,12 +86,13 @@ def _check_private_socket(address: str) -> None:
             f"drafter address {address!r}: others may enter {folder}; an ipc socket needs a folder "
             f"of its own that only you may enter (chmod 700 {folder}, or name a new one)"
         )
-    if path.exists():
-        _check_left_behind(path, address)
 
 
-def _check_left_behind(path: Path, address: str) -> None:
+def _check_left_behind(address: str) -> None:
     """ZMQ would delete any file that is there, the socket of a running drafter too."""
+    path = Path(address.removeprefix("ipc://"))
+    if not path.exists():
+        return
     if not path.is_socket():
         raise ConfigError(f"cannot listen on {address}: there is a file, which is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
@@ -143,11 +157,11 @@ def _endpoint_keys(endpoint: Endpoint) -> dict[str, tuple[bytes, bytes]] | None:
     return _key_pairs(endpoint.key_file)
 
 
-def _common_options(end: zmq.Socket[bytes], address: str) -> None:
+def _common_options(end: zmq.Socket[bytes], address: str, most_unsent: int) -> None:
     end.setsockopt(zmq.LINGER, 200)
     end.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + CURVE_OVERHEAD_BYTES)
-    end.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
-    end.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
+    end.setsockopt(zmq.SNDHWM, most_unsent)
+    end.setsockopt(zmq.RCVHWM, MAX_UNREAD_MESSAGES)
     end.setsockopt(zmq.TCP_KEEPALIVE, 1)
     end.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
     end.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
@@ -162,13 +176,15 @@ class Link:
     def __init__(self, endpoint: Endpoint) -> None:
         self._address = endpoint.address
         self._keys = _endpoint_keys(endpoint)
+        if self._keys is None:
+            _check_private_folder(endpoint.address, make=False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._failing_since: float | None = None
         self._socket = self._connect()
 
     def _connect(self) -> zmq.Socket[bytes]:
         end = self._context.socket(zmq.DEALER)
-        _common_options(end, self._address)
+        _common_options(end, self._address, MAX_UNSENT_UPDATES)
         # Queue for a living connection only: what a dead drafter missed is said anew, not replayed.
         end.setsockopt(zmq.IMMEDIATE, 1)
         end.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -210,6 +226,10 @@ class Link:
         except zmq.Again:
             return None
 
+    def is_up(self) -> bool:
+        """Whether there is a connection that takes a frame; never waits."""
+        return bool(self._socket.poll(0, zmq.POLLOUT))
+
     def wait(self, seconds: float) -> bool:
         """Whether a frame is there, after ``seconds`` at most."""
         return bool(self._socket.poll(max(0, int(seconds * 1000))))
@@ -226,14 +246,18 @@ class Server:
     def __init__(self, endpoint: Endpoint) -> None:
         keys = _endpoint_keys(endpoint)
         if keys is None:
-            _check_private_socket(endpoint.address)
+            _check_private_folder(endpoint.address, make=True)
+            _check_left_behind(endpoint.address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = self._authenticate(keys["client"][0]) if keys else None
         self._socket = self._context.socket(zmq.ROUTER)
-        _common_options(self._socket, endpoint.address)
+        _common_options(self._socket, endpoint.address, MAX_UNSENT_ANSWERS)
         # A verifier that is gone is an error that we can see, not a message dropped in silence.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if keys:
+            # Without a domain, and not enforced, ZMQ admits everybody when nobody answers it.
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+            self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             self._socket.curve_server = True
             self._socket.curve_publickey, self._socket.curve_secretkey = keys["server"]
         try:
@@ -250,7 +274,7 @@ class Server:
             def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002
                 return secrets.compare_digest(key, client)
 
-        authenticator.configure_curve_callback(credentials_provider=OneKey())
+        authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), OneKey())
         return authenticator
 
     def send(self, peer: bytes, frame: bytes) -> bool:
@@ -277,5 +301,8 @@ class Server:
         """Closes the socket and ends the authenticator."""
         self._socket.close()
         if self._authenticator is not None:
+            if not self._authenticator.is_alive():
+                # stop() would wait for ever to tell its thread.
+                self._authenticator.pipe = None  # type: ignore[assignment]
             self._authenticator.stop()
         self._context.term()

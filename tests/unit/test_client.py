@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
+from faulty import random_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from minedraft.verifier import client
 from minedraft.verifier import turns as turns_module
 from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.turns import Drafts as State
-from minedraft.verifier.turns import Turns, take_turn
+from minedraft.verifier.turns import Turn, Turns, take_turn
 
 VOCAB = 50
 WELCOME = Welcome(protocol.PROTOCOL_VERSION, "drafter", "v", VOCAB, 1000)
@@ -44,6 +45,9 @@ class FakeLink:
             return None
         message = self.arriving.popleft()[1]
         return message if isinstance(message, bytes) else protocol.encode(message)
+
+    def is_up(self) -> bool:
+        return self.up
 
     def wait(self, seconds: float) -> bool:
         if self.arriving and self.arriving[0][0] <= self.now + seconds:
@@ -321,7 +325,7 @@ def test_a_full_drafter_gets_the_session_again_when_another_one_ends() -> None:
     bench.link.answer(Drafts([], [Lost(0, protocol.LOST_KV_FULL)]))
     bench.client.poll()
     bench.advance("a", [5])
-    assert bench.link.updates()[-1].open == [protocol.Open(1, [2])], "nothing more of a"
+    assert bench.link.updates()[-1] == Update(close=[0]), "nothing more of a"
     bench.client.close("b")
     bench.client.flush()
     update = bench.link.updates()[-1]
@@ -508,7 +512,7 @@ def test_a_wait_for_first_drafts_ends_whatever_the_drafter_says(trick: str) -> N
     turns = Turns(overlap=True)
     started = bench.link.now
     clock = bounded_clock(bench)
-    take_turn(turns, bench.client, ["a"], may_wait=True, clock=clock)
+    whole_turn(turns, bench, ["a"], clock=clock)
     assert bench.link.now - started <= 3 * MineDraftConfig().max_wait_s
 
 
@@ -518,6 +522,24 @@ def bounded_clock(bench: Bench) -> Callable[[], float]:
         return bench.link.now
 
     return clock
+
+
+def whole_turn(
+    turns: Turns,
+    bench: Bench,
+    running: list[str],
+    *,
+    may_wait: bool = True,
+    clock: Callable[[], float] | None = None,
+) -> Turn:
+    """The turn after all slices of its wait, none of which is long."""
+    clock = clock or (lambda: bench.link.now)
+    while True:
+        before = bench.link.now
+        turn = take_turn(turns, bench.client, running, may_wait=may_wait, clock=clock)
+        assert bench.link.now - before <= turns_module.WAIT_SLICE_S + turns_module.MIN_WAIT_S
+        if not turn.wait_for:
+            return turn
 
 
 class World:
@@ -602,9 +624,7 @@ class World:
             return
         before, deadline = link.now, self.bench.client.deadline_s()
         may_wait = self.random.random() < 0.9
-        turn = take_turn(
-            self.turns, self.bench.client, running, may_wait=may_wait, clock=lambda: link.now
-        )
+        turn = whole_turn(self.turns, self.bench, running, may_wait=may_wait)
         waited = link.now - before
         # The estimate moves while answers come in.
         deadline = max(deadline, self.bench.client.deadline_s())
@@ -673,3 +693,130 @@ def test_a_perfect_drafters_drafts_are_never_somebody_elses(seed: int) -> None:
         world.step()
     assert not rejected
     assert world.bench.client.counters.received > 0
+
+
+@pytest.mark.parametrize("anew", ["slowly", "by a new connection", "by a greeting"])
+def test_a_drafter_that_refused_is_asked_again(
+    anew: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.logger, "propagate", True)
+    bench = Bench()
+    bench.open("a", [1])
+    for _ in range(3):
+        bench.link.answer(Refused("no room"))
+        bench.client.poll()
+    hellos = len(bench.link.sent)
+    bench.client.poll(2.0)
+    assert len(bench.link.sent) == hellos, "not at once"
+    match anew:
+        case "slowly":
+            bench.link.now += client.REFUSED_INTERVAL_S
+        case "by a new connection":
+            bench.link.up = False
+            bench.client.poll()
+            bench.link.up = True
+            bench.link.now += client.HELLO_INTERVAL_S
+        case _:
+            bench.link.answer(Greet())
+    bench.client.poll()
+    assert isinstance(bench.link.sent[-1], protocol.Hello)
+    bench.link.answer(WELCOME)
+    bench.client.poll()
+    assert bench.client.connected
+    assert bench.link.updates()[-1].open == [protocol.Open(1, [1])]
+    said = [record for record in caplog.records if "no room" in record.getMessage()]
+    assert len(said) == 1, "said once"
+
+
+def test_a_session_that_is_mislaid_again_and_again_is_opened_again_now_and_then() -> None:
+    bench = Bench()
+    bench.open("a", [1])
+    for number in range(3):
+        bench.link.answer(Drafts([], [Lost(number, protocol.LOST_UNKNOWN)]))
+        bench.client.poll()
+    bench.advance("a", [2])
+    assert sum(len(update.open) for update in bench.link.updates()) == 2, "not in a loop"
+    bench.link.now += client.REOPEN_INTERVAL_S
+    bench.advance("a", [3])
+    assert bench.link.updates()[-1].open == [protocol.Open(2, [1, 2, 3])]
+    bench.draft(2, 3, [4])
+    assert bench.client.drafts("a", 8) == [4]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_no_list_of_a_message_is_longer_than_is_read(
+    anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_ENTRIES", 4)
+    bench = Bench()
+    for number in range(10):
+        bench.tokens[str(number)] = [1, 2]
+        bench.client.open(str(number), [1])
+        bench.client.advance(str(number), [2], 3)
+    bench.client.flush()
+    opened = [o.session for update in bench.link.updates() for o in update.open]
+    assert opened == list(range(10))
+    if anew:
+        bench.link.answer(Greet())
+        bench.client.poll()
+        bench.link.answer(WELCOME)
+        bench.client.poll()
+        opened = [o.session for update in bench.link.updates() for o in update.open]
+        assert opened == list(range(20))
+    extended = [e.session for update in bench.link.updates() for e in update.extend]
+    assert extended == opened
+    bench.client.shutdown()
+    closed = [number for update in bench.link.updates() for number in update.close]
+    assert closed == opened[-10:]
+    for update in bench.link.updates():
+        assert max(len(update.close), len(update.open), len(update.extend)) <= 4
+
+
+def test_ten_thousand_random_frames() -> None:
+    bench = Bench()
+    for number, frame in enumerate(random_frames(2, 10_000)):
+        if number % 20 == 0:
+            bench.open(str(number % 3), [1, 2])
+        bench.link.now += 0.01
+        bench.link.answer(frame)
+        bench.client.poll()
+        for request in bench.tokens:
+            bench.advance(request, [number % VOCAB])
+            assert all(0 <= token < VOCAB for token in bench.client.drafts(request, 9))
+        bench.link.sent.clear()
+    assert bench.client.counters.dropped["malformed message"] > 5000
+    bench.link.answer(Greet())
+    bench.client.poll()
+    bench.link.answer(WELCOME)
+    bench.client.poll()
+    assert bench.client.connected
+    for request in list(bench.tokens):
+        bench.client.close(request)
+    left = bench.client
+    assert not any((left._sessions, left._by_number, left._starved))
+
+
+def test_a_drafter_that_errs_is_not_left_with_a_session_that_it_called_lost() -> None:
+    bench = Bench()
+    bench.open("a", [1])
+    bench.link.answer(Drafts([], [Lost(0, protocol.LOST_CONTEXT)]))
+    bench.client.poll()
+    assert bench.link.updates()[-1] == Update(close=[0])
+    sent = len(bench.link.sent)
+    bench.client.close("a")
+    bench.client.flush()
+    assert len(bench.link.sent) == sent
+
+
+def test_what_was_to_be_told_to_a_drafter_is_not_told_to_its_successor() -> None:
+    """All three messages lie here when the client looks."""
+    bench = Bench()
+    bench.open("a", [1])
+    bench.link.answer(Greet())
+    for message in (WELCOME, Greet(), WELCOME):
+        bench.link.answer(message)
+    bench.client.poll()
+    opened = [o.session for update in bench.link.updates() for o in update.open]
+    assert opened == [0, 2], "not 1, of which nobody knows any more"
+    bench.client.shutdown()
+    assert bench.link.updates()[-1].close == [2]

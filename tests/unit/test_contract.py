@@ -465,8 +465,9 @@ def test_the_range_is_that_of_the_package() -> None:
     [
         ("verifier/scheduler.py", "__init__", "check_target"),
         ("llm.py", "__init__", "class_options"),
-        ("cli.py", "_generate", "generate"),
-        ("cli.py", "_drafter", "run"),
+        ("commands/generate.py", "_generate", "generate"),
+        ("commands/drafter.py", "_drafter", "run"),
+        ("commands/serve.py", "_serve", "run"),
     ],
 )
 def test_it_is_checked_before_anything_is_put_in(file: str, function: str, before: str) -> None:

@@ -58,7 +58,14 @@ VARIABLES = {
         "model": MODEL_CONFIG,
         "parallel": "vllm.config:ParallelConfig",
     },
-    "llm.py": {"model_config": MODEL_CONFIG},
+    "beside.py": {"model_config": MODEL_CONFIG},
+    "llm.py": {"target": VLLM_CONFIG},
+    "serve.py": {
+        "target": VLLM_CONFIG,
+        "command": "vllm.entrypoints.cli.serve:ServeSubcommand",
+        "parser": "vllm.utils.argparse_utils:FlexibleArgumentParser",
+        "flags": "vllm.utils.argparse_utils:FlexibleArgumentParser",
+    },
     "tokenizers.py": {"model_config": MODEL_CONFIG},
     "engine_options.py": {"parser": "vllm.utils.argparse_utils:FlexibleArgumentParser"},
     "demo/answer.py": {"llm": "vllm:LLM", "output": "vllm:RequestOutput"},
@@ -72,6 +79,7 @@ VARIABLES = {
 }
 # Of what class an attribute is, wherever it is.
 ATTRIBUTES = {
+    "_command": "vllm.entrypoints.cli.serve:ServeSubcommand",
     "_core": "vllm.v1.engine.core:EngineCore",
     "_executor": "vllm.v1.executor:Executor",
     "_kv": KV_MANAGER,
@@ -84,6 +92,7 @@ ATTRIBUTES = {
     "model_config": MODEL_CONFIG,
     "model_runner": RUNNER,
     "parallel_config": "vllm.config:ParallelConfig",
+    "reasoning_config": "vllm.config:ReasoningConfig",
     "request": REQUEST,
     "sampling_params": "vllm:SamplingParams",
     "scheduled_cached_reqs": "vllm.v1.core.sched.output:CachedRequestData",
@@ -97,7 +106,10 @@ ITEMS = {"outputs": "vllm:CompletionOutput", "requests": REQUEST}
 OBJECTS = {"vllm.platforms:current_platform": "vllm.platforms:Platform"}
 SAME = {"vllm:EngineArgs": "vllm.engine.arg_utils:EngineArgs"}
 # Methods that are not vLLM's but Python's.
-INHERITED = {("vllm.utils.argparse_utils:FlexibleArgumentParser", "get_default")}
+INHERITED = {
+    ("vllm.utils.argparse_utils:FlexibleArgumentParser", "add_subparsers"),
+    ("vllm.utils.argparse_utils:FlexibleArgumentParser", "get_default"),
+}
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """Laws of the wire: what is encoded comes back, and nothing else is ever taken for a message."""
 
+import struct
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from minedraft import protocol
 from minedraft.protocol import (
     MAX_DRAFT_TOKENS,
+    MAX_SPANS,
     MAX_TEXT,
     Draft,
     Drafts,
@@ -20,12 +23,14 @@ from minedraft.protocol import (
     Open,
     ProtocolError,
     Refused,
+    Span,
     Update,
     Welcome,
     decode_to_drafter,
     decode_to_verifier,
     encode,
 )
+from minedraft.verifier import client
 
 TOKEN_END = 1 << 31
 SESSION_END = 1 << 62
@@ -54,6 +59,8 @@ answers = st.builds(
     Drafts,
     st.lists(st.builds(Draft, sessions, lengths, drafted, logprobs), max_size=3),
     st.lists(st.builds(Lost, sessions, texts), max_size=3),
+    st.floats(allow_nan=False),
+    st.lists(st.builds(Span, *[st.floats(allow_nan=False)] * 2, lengths), max_size=3),
     st.floats(allow_nan=False),
 )
 to_drafter = hellos | updates
@@ -93,8 +100,9 @@ def is_valid(message: Any) -> bool:
         case Update(close, opened, extended):
             closes = all(is_int(session, SESSION_END) for session in close)
             return closes and all(is_valid(part) for part in [*opened, *extended])
-        case Drafts(drafts, lost, busy_s):
-            return type(busy_s) is float and all(is_valid(part) for part in [*drafts, *lost])
+        case Drafts(drafts, lost, busy_s, spans, sent_s):
+            times = type(busy_s) is float and type(sent_s) is float and len(spans) <= MAX_SPANS
+            return times and all(is_valid(part) for part in [*drafts, *lost, *spans])
         case _:
             return is_valid_part(message)
 
@@ -109,6 +117,8 @@ def is_valid_part(part: Any) -> bool:
         case Draft(session, base_len, draft, numbers):
             where = is_int(session, SESSION_END) and is_int(base_len, TOKEN_END)
             return where and are_tokens(draft, MAX_DRAFT_TOKENS) and are_floats(numbers)
+        case Span(start_s, end_s, rows):
+            return type(start_s) is type(end_s) is float and is_int(rows, TOKEN_END)
         case Lost(session, reason):
             return is_int(session, SESSION_END) and is_text(reason)
         case _:
@@ -189,7 +199,10 @@ shapes = st.fixed_dictionaries(
         ["version", "vocabulary", "vocab_size", "model", "max_model_len", "reason", "busy_s"],
         anything,
     )
-    | dict.fromkeys(["close", "open", "extend", "drafts", "lost"], st.lists(anything, max_size=3)),
+    | {"sent_s": anything}
+    | dict.fromkeys(
+        ["close", "open", "extend", "drafts", "lost", "spans"], st.lists(anything, max_size=3)
+    ),
 )
 
 
@@ -214,9 +227,10 @@ GOOD: dict[str, dict[str, Any]] = {
     "draft": {"drafts": [[1, 2, [3], [-0.5]]]},
     "lost": {"lost": [[1, "why"]]},
     "busy": {"busy_s": 1.5},
+    "spans": {"spans": [[0.5, 1.5, 2]], "sent_s": 2.5},
 }
 TAGS = dict.fromkeys(("open", "close", "extend"), "update")
-TAGS |= dict.fromkeys(("draft", "lost", "busy"), "drafts")
+TAGS |= dict.fromkeys(("draft", "lost", "busy", "spans"), "drafts")
 
 NOT_A_COUNT: list[Any] = [-1, True, 1.0, 1.5, "1", None, [1], {}, b"1"]
 NOT_A_LENGTH = [*NOT_A_COUNT, TOKEN_END, 1 << 40, (1 << 64) - 1]
@@ -251,6 +265,11 @@ BOUNDS: list[tuple[str, list[Any], list[Any], list[Any]]] = [
     ("lost", ["lost", 0, 0], [0, SESSION_END - 1], NOT_A_SESSION),
     ("lost", ["lost", 0, 1], ["", "x" * MAX_TEXT], NOT_A_TEXT),
     ("busy", ["busy_s"], [0, 0.5, 1e9], ["1", None, True, [1.0]]),
+    ("spans", ["sent_s"], [0, 0.5, 1e9], ["1", None, True, [1.0]]),
+    ("spans", ["spans"], [[], [[0, 1, 2]] * MAX_SPANS], [[[0, 1, 2]] * (MAX_SPANS + 1), 1, "ab"]),
+    ("spans", ["spans", 0], [[0, 0, 0]], [[], [0, 1], 1.0, None]),
+    ("spans", ["spans", 0, 0], [-1.5, 0], ["1", None, True, [1.0]]),
+    ("spans", ["spans", 0, 2], [0, TOKEN_END - 1], NOT_A_LENGTH),
 ]
 
 
@@ -313,6 +332,63 @@ def test_a_length_that_is_only_announced_takes_no_memory(announced: bytes) -> No
     for field in (b"\xa5close", b"\xa5later"):
         with pytest.raises(ProtocolError):
             decode_to_drafter(b"\x82\xa4type\xa6update" + field + announced)
+
+
+SMALLEST = {
+    "close": b"\x00",
+    "open": b"\x92\x00\x90",
+    "extend": b"\x94\x00\x00\x90\x00",
+    "drafts": b"\x94\x00\x00\x90\x90",
+    "lost": b"\x92\x00\xa0",
+    "spans": b"\x93\x00\x00\x00",
+    "tokens": b"\x00",
+}
+
+
+@pytest.mark.parametrize("field", SMALLEST)
+def test_a_frame_takes_no_more_than_some_times_its_size_in_memory(field: str) -> None:
+    """A small entry becomes an object of a hundred bytes: ten million of them would be a lot."""
+    count = (protocol.MAX_FRAME_BYTES - 100) // len(SMALLEST[field])
+    tag = b"\xa6drafts" if field in ("drafts", "lost", "spans") else b"\xa6update"
+    entries = b"\xdd" + struct.pack(">I", count) + SMALLEST[field] * count
+    name = bytes([0xA0 + len(field)]) + field.encode()
+    if field == "tokens":
+        name, entries = b"\xa4open", b"\x91\x92\x00" + entries
+    frame = b"\x82\xa4type" + tag + name + entries
+    assert len(frame) <= protocol.MAX_FRAME_BYTES
+    tracemalloc.start()
+    try:
+        check_decoders(frame)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 10 * len(frame)
+
+
+def test_lists_are_as_long_as_the_drafter_has_sessions_for_a_verifier() -> None:
+    most = list(range(protocol.MAX_ENTRIES))
+    for update in (
+        Update(most),
+        Update([], [Open(number, []) for number in most]),
+        Update([], [], [Extend(number, 1, [], 1) for number in most]),
+    ):
+        assert decode_to_drafter(encode(update)) == update
+    answer = Drafts([Draft(n, 1, [], []) for n in most], [Lost(n, "") for n in most])
+    assert decode_to_verifier(encode(answer)) == answer
+    for longer in (Update([*most, 1]), Update([], [Open(1, [])] * (len(most) + 1))):
+        with pytest.raises(ProtocolError):
+            decode_to_drafter(encode(longer))
+
+
+def test_the_largest_messages_are_no_larger_than_a_frame() -> None:
+    many, far = range(protocol.MAX_ENTRIES), SESSION_END - 1
+    prompts = [TOKEN_END - 1] * (protocol.MAX_OPEN_TOKENS // len(many))
+    extend = Extend(far, TOKEN_END - 1, [TOKEN_END - 1] * client.TAIL, MAX_DRAFT_TOKENS)
+    update = Update([far for _ in many], [Open(far, prompts) for _ in many], [extend for _ in many])
+    assert len(encode(update)) <= protocol.MAX_FRAME_BYTES
+    longest = [TOKEN_END - 1] * MAX_DRAFT_TOKENS, [0.1] * MAX_DRAFT_TOKENS
+    answer = Drafts([Draft(far, TOKEN_END - 1, *longest) for _ in many])
+    assert len(encode(answer)) <= protocol.MAX_FRAME_BYTES // 2
 
 
 def test_an_oversized_frame_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

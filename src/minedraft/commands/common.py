@@ -28,12 +28,12 @@ def add_drafter(parser: argparse.ArgumentParser) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How the verifier works with its drafter."""
     add = parser.add_argument
-    defaults = MineDraftConfig()
-    add("--mode", choices=("overlap", "sequential", "off"), default=defaults.mode,
-        help="off: stock vLLM without drafts (default: %(default)s)")  # fmt: skip
+    defaults, descriptions = MineDraftConfig(), MineDraftConfig.descriptions()
+    add("--mode", choices=("auto", "overlap", "sequential", "off"), default=defaults.mode,
+        help=f"{descriptions['mode']}; off: stock vLLM (default: %(default)s)")  # fmt: skip
     add("--num-speculative-tokens", type=int, default=DEFAULT_NUM_SPECULATIVE_TOKENS, metavar="K",
         help="draft tokens for each verification, at most (default: %(default)s)")  # fmt: skip
-    for name, text in MineDraftConfig.descriptions().items():
+    for name, text in descriptions.items():
         if name != "mode":
             _add_option(parser, name, getattr(defaults, name), text)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minedraft import lifeline, protocol
+from minedraft import lifeline, protocol, vocabulary
 from minedraft.config import Endpoint
 from minedraft.transport import Link
 
@@ -24,31 +24,49 @@ class DrafterError(RuntimeError):
         super().__init__(" ".join(line.strip() for line in text.splitlines()))
 
 
-class DrafterProcess:
-    """Runs ``minedraft drafter`` on a socket in a private folder until ``stop``."""
+class NoDrafterError(DrafterError):
+    """Nobody answers at the drafter's address."""
 
-    def __init__(self, model: str, flags: Sequence[str], environment: dict[str, str]) -> None:
+
+class DrafterProcess:
+    """Runs ``minedraft drafter`` on a socket in a private folder until ``stop``.
+
+    ``folder`` is one of the caller's, who removes it; without, the process has its own.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        flags: Sequence[str],
+        environment: dict[str, str],
+        folder: Path | None = None,
+    ) -> None:
         # mkdtemp makes a folder of mode 0700.
-        self._folder = tempfile.TemporaryDirectory(prefix="minedraft-")
-        self.endpoint = Endpoint(f"ipc://{self._folder.name}/drafter")
-        self._log = Path(self._folder.name) / "drafter.log"
+        self._own = None if folder else tempfile.TemporaryDirectory(prefix="minedraft-")
+        self._folder = folder or Path(self._own.name if self._own else "")
+        self.endpoint = Endpoint(f"ipc://{self._folder}/drafter")
+        self._log = self._folder / "drafter.log"
         # -P: a folder named vllm where the command was given is not what is meant.
-        command = [sys.executable, "-P", "-m", "minedraft", "drafter", model]
-        command += ["--listen", self.endpoint.address, *flags]
+        self._command = [sys.executable, "-P", "-m", "minedraft", "drafter", model]
+        self._command += ["--listen", self.endpoint.address, *flags]
+        self._environment = environment | lifeline.family(self._folder)
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
+            return subprocess.Popen(
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, **self._lifeline()},
+                env={**os.environ, **self._environment},
+                # Ctrl-C in a terminal is for us: we end the drafter when we no longer need it.
+                process_group=0,
             )
 
-    def _lifeline(self) -> dict[str, str]:
-        return {
-            lifeline.ENV_PARENT: str(os.getpid()),
-            lifeline.ENV_FOLDER: self._folder.name,
-        }
+    def start_anew(self) -> None:
+        """Starts a process that has ended again, on the same address."""
+        self._process = self._start()
 
     @property
     def pid(self) -> int:
@@ -61,9 +79,14 @@ class DrafterProcess:
 
     def _check_alive(self) -> None:
         if self._process.poll() is not None:
-            raise DrafterError(f"the drafter did not start: {self._last_words()}")
+            raise DrafterError(f"the drafter did not start: {self.last_words()}")
 
-    def _last_words(self) -> str:
+    def wait(self) -> int:
+        """Waits until the process ends; its exit code, negative if a signal ended it."""
+        return self._process.wait()
+
+    def last_words(self) -> str:
+        """What the ended process said at last."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         # Libraries have something to say at the very end too.
         ours = [line for line in lines if line.startswith("minedraft: ")]
@@ -78,7 +101,8 @@ class DrafterProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._folder.cleanup()
+        if self._own is not None:
+            self._own.cleanup()
 
 
 def greet(
@@ -87,7 +111,11 @@ def greet(
     timeout_s: float,
     check_alive: Callable[[], None] = lambda: None,
 ) -> protocol.Welcome:
-    """Says hello until a drafter answers. Raises DrafterError if it refuses or none does."""
+    """Says hello until a drafter answers that fits.
+
+    Raises NoDrafterError if none answers, DrafterError if it does not fit, and what
+    ``check_alive`` raises.
+    """
     link = Link(endpoint)
     try:
         deadline = time.monotonic() + timeout_s
@@ -98,7 +126,7 @@ def greet(
             while (frame := link.receive()) is not None:
                 message = protocol.decode_to_verifier(frame)
                 if isinstance(message, protocol.Welcome):
-                    return message
+                    return _fitting(message, hello)
                 if isinstance(message, protocol.Refused):
                     raise DrafterError(f"the drafter refuses this target: {message.reason}")
             time.sleep(_POLL_S)
@@ -106,7 +134,18 @@ def greet(
         raise DrafterError(f"what answers at {endpoint.address} is no drafter: {error}") from error
     finally:
         link.close()
-    raise DrafterError(
+    raise NoDrafterError(
         f"no drafter answers at {endpoint.address} within {timeout_s:.0f} s; is `minedraft "
         "drafter` running there, with the same key file?"
     )
+
+
+def _fitting(welcome: protocol.Welcome, hello: protocol.Hello) -> protocol.Welcome:
+    reason = vocabulary.disagreement(
+        hello.vocabulary, hello.vocab_size, welcome.vocabulary, welcome.vocab_size
+    )
+    if welcome.version != hello.version:
+        reason = f"the drafter speaks protocol {welcome.version}, this verifier {hello.version}"
+    if reason is not None:
+        raise DrafterError(reason)
+    return welcome

@@ -7,7 +7,7 @@ takes its sessions with it.
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -22,8 +22,8 @@ PROBE_INTERVAL_S = 1.0
 MAX_MESSAGES = 1024
 """Taken in between two steps of the engine, so that a flood does not stop it."""
 MAX_VERIFIERS = 256
-MAX_SESSIONS = 8192
-"""For each verifier."""
+MAX_SESSIONS = protocol.MAX_ENTRIES
+"""For each verifier, so that what is to be said of them fits into one message."""
 
 Key = tuple[bytes, int]
 """A session: (verifier, session number)."""
@@ -56,6 +56,8 @@ class Verifier:
     sessions: set[int] = field(default_factory=set)
     busy_s: float = 0.0
     """Computed for it since the last message to it."""
+    spans: deque[protocol.Span] = field(default_factory=lambda: deque(maxlen=protocol.MAX_SPANS))
+    """When, not told yet."""
 
 
 class DraftServer:
@@ -67,6 +69,8 @@ class DraftServer:
         self._welcome = welcome
         self._verifiers: dict[bytes, Verifier] = {}
         self._probed_at = 0.0
+        self._unanswered_at: float | None = None
+        """End of the last step, if nobody was answered and work was left ever since."""
         self.dropped: Counter[str] = Counter()
 
     @property
@@ -78,6 +82,7 @@ class DraftServer:
         """Takes in what has come; one engine step if there is work, else waits a little."""
         working = self._engine.has_work()
         if not working:
+            self._unanswered_at = None
             self._socket.wait(IDLE_WAIT_S)
         for _ in range(MAX_MESSAGES):
             received = self._socket.receive()
@@ -87,7 +92,7 @@ class DraftServer:
         if self._engine.has_work():
             started = time.monotonic()
             results = self._engine.step()
-            self._account(time.monotonic() - started)
+            self._account(started, time.monotonic(), results)
             self._answer(results)
         self._probe_now_and_then()
 
@@ -107,15 +112,19 @@ class DraftServer:
         for session in message.close:
             verifier.sessions.discard(session)
             self._engine.close((peer, session))
+        full: list[protocol.Lost] = []
         for opened in message.open:
             if len(verifier.sessions) >= MAX_SESSIONS and opened.session not in verifier.sessions:
                 self._drop("too many sessions")
+                full.append(protocol.Lost(opened.session, protocol.LOST_KV_FULL))
                 continue
             verifier.sessions.add(opened.session)
             self._engine.open((peer, opened.session), opened.tokens)
         for extend in message.extend:
             key = (peer, extend.session)
             self._engine.extend(key, extend.base_len, extend.tokens, extend.num_drafts)
+        if full:
+            self._send(peer, protocol.Drafts(lost=full))
         return None
 
     def _greet(self, peer: bytes, hello: protocol.Hello) -> None:
@@ -142,10 +151,17 @@ class DraftServer:
 
     # --- messages out -------------------------------------------------------------------------
 
-    def _account(self, seconds: float) -> None:
+    def _account(self, started: float, ended: float, results: Sequence[Drafted | Lost]) -> None:
         busy = [verifier for verifier in self._verifiers.values() if verifier.sessions]
+        rows = sum(isinstance(result, Drafted) for result in results)
         for verifier in busy:
-            verifier.busy_s += seconds / len(busy)
+            verifier.busy_s += (ended - started) / len(busy)
+            start = started
+            if verifier.spans and verifier.spans[-1].end_s == self._unanswered_at:
+                start = verifier.spans.pop().start_s  # all steps up to an answer are one span
+            verifier.spans.append(protocol.Span(start, ended, rows))
+        going_on = not results and self._engine.has_work()
+        self._unanswered_at = ended if going_on else None
 
     def _answer(self, results: Iterable[Drafted | Lost]) -> None:
         answers: dict[bytes, protocol.Drafts] = {}
@@ -164,8 +180,13 @@ class DraftServer:
                 )
         for peer, answer in answers.items():
             verifier = self._verifiers[peer]
-            self._send(peer, protocol.Drafts(answer.drafts, answer.lost, verifier.busy_s))
+            spans, sent_s = list(verifier.spans), time.monotonic()
+            self._send(
+                peer,
+                protocol.Drafts(answer.drafts, answer.lost, verifier.busy_s, spans, sent_s),
+            )
             verifier.busy_s = 0.0
+            verifier.spans.clear()
 
     def _send(self, peer: bytes, message: protocol.ToVerifier) -> bool:
         if self._socket.send(peer, protocol.encode(message)):

@@ -21,6 +21,8 @@ from minedraft.verifier.turns import Drafts
 logger = logging.getLogger("vllm.minedraft")
 
 HELLO_INTERVAL_S = 0.5
+REFUSED_INTERVAL_S = 30.0
+"""Between the hellos to a drafter that refused: it may find room for one more verifier."""
 REOPEN_INTERVAL_S = 1.0
 MAX_MESSAGES = 1024
 """Taken in by one poll, so that a flood does not stop the target."""
@@ -36,6 +38,7 @@ class _Transport(Protocol):
 
     def send(self, frame: bytes) -> bool: ...
     def receive(self) -> bytes | None: ...
+    def is_up(self) -> bool: ...
     def wait(self, seconds: float) -> bool: ...
     def close(self) -> None: ...
 
@@ -52,6 +55,7 @@ class Session:
     tail: deque[int] = field(default_factory=lambda: deque(maxlen=TAIL))
     told: int = 0
     """Of these tokens, those that the drafter has been told of."""
+    most_drafts: int = protocol.MAX_DRAFT_TOKENS
     num_drafts: int = 0
     asked_at: float = 0.0
     asked_length: int = 0
@@ -59,6 +63,8 @@ class Session:
     waited_for: bool = False
     """An answer came, and the last one came in time: worth a wait."""
     reopened_at: float = float("-inf")
+    mislaid: bool = False
+    """The drafter does not know it, and should: it is opened anew."""
 
 
 @dataclass(slots=True)
@@ -74,6 +80,11 @@ class Counters:
     """Seconds in which the target stood still for drafts."""
     drafter_busy_s: float = 0.0
     disconnects: int = 0
+    attached: bool = False
+    sessions: int = 0
+    """Requests that may be drafted, now."""
+    round_trip_s: float = 0.0
+    """Running estimate of the seconds from a wish to its drafts."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Draft messages and sessions dropped, by reason."""
 
@@ -82,7 +93,8 @@ class DrafterClient:
     """One verifier's sessions on one drafter.
 
     ``tokens_of`` gives all verified tokens of a request: sessions are opened anew with it when the
-    drafter lost them. ``clock`` is in seconds.
+    drafter lost them. ``clock`` is in seconds. ``on_drafts`` is told how many sessions got how many
+    draft tokens, and the seconds that took; ``on_message`` gets the drafter's messages as they are.
     """
 
     def __init__(
@@ -94,6 +106,8 @@ class DrafterClient:
         vocab_size: int,
         tokens_of: Callable[[str], Sequence[int]],
         clock: Callable[[], float],
+        on_drafts: Callable[[int, int, float], None] = lambda *_: None,
+        on_message: Callable[[protocol.Drafts, float], None] = lambda *_: None,
     ) -> None:
         self._transport = transport
         self._config = config
@@ -108,33 +122,49 @@ class DrafterClient:
         self._open: dict[int, protocol.Open] = {}
         self._extend: dict[int, protocol.Extend] = {}
         self._hello_at = float("-inf")
-        self._round_trip_s = config.max_wait_s / 2
-        self._refusal: str | None = None
+        self._on_drafts = on_drafts
+        self._on_message = on_message
+        self._latency_s = 0.0
+        self._is_waiting = False
+        self._resting = False
+        self._refused = False
+        self._refusal = ""
         self.connected = False
-        self.counters = Counters()
+        self.model = ""
+        """The drafter's, when one has been attached."""
+        self.counters = Counters(round_trip_s=config.max_wait_s / 2)
 
     # --- what the scheduler tells -------------------------------------------------------------
 
-    def open(self, request: str, tokens: Sequence[int]) -> None:
-        """A new request that may be drafted, with its prompt."""
+    def open(
+        self,
+        request: str,
+        tokens: Sequence[int],
+        most_drafts: int = protocol.MAX_DRAFT_TOKENS,
+    ) -> None:
+        """A new request that may be drafted, with its prompt; so many draft tokens at a time."""
         self.close(request)
         session = Session(
             request,
             self._next_number,
             len(tokens),
             waited_for=self._config.wait_for_first_drafts,
+            most_drafts=most_drafts,
         )
         self._next_number += 1
         self._sessions[request] = session
-        self._announce(session, tokens)
+        self.counters.sessions = len(self._sessions)
+        if not self._resting:
+            self._announce(session, tokens)
 
     def close(self, request: str) -> None:
         """The request is gone. Its number is never used again, so what still comes is dropped."""
         session = self._sessions.pop(request, None)
         if session is None:
             return None
+        self.counters.sessions = len(self._sessions)
         self._forget(session)
-        while self._starved and self.connected:
+        while self._starved and self.connected and not self._resting:
             # Its blocks are free now: one of those that found the drafter full tries again.
             starved = self._sessions.get(self._starved.popleft())
             if starved is not None and starved.number not in self._by_number:
@@ -152,9 +182,27 @@ class DrafterClient:
         session.length += len(tokens)
         session.tail.extend(tokens)
         session.path = _remainder(session.path, tokens)
-        session.num_drafts = num_drafts
-        if session.number in self._by_number and not self._is_overtaken(session):
+        session.num_drafts = min(num_drafts, session.most_drafts)
+        if self._resting:
+            return
+        if session.mislaid:
+            self._reopen_mislaid(session)
+        elif session.number in self._by_number and not self._is_overtaken(session):
             self._tell(session)
+
+    def rest(self, resting: bool) -> None:
+        """While it rests the drafter is told nothing new; then it is told all that it missed."""
+        if resting == self._resting:
+            return
+        self._resting = resting
+        if resting or not self.connected:
+            return
+        for session in self._sessions.values():
+            session.waited_for = False
+            if session.number not in self._by_number:
+                self._reopen(session)
+            elif session.told < session.length:
+                self._tell(session)
 
     def flush(self) -> None:
         """Sends what was told since the last flush, in one message if it fits."""
@@ -196,7 +244,7 @@ class DrafterClient:
     def deadline_s(self) -> float:
         """How long drafts are waited for: twice their running round trip, within the limits."""
         config = self._config
-        return min(max(2 * self._round_trip_s, config.min_wait_s), config.max_wait_s)
+        return min(max(2 * self.counters.round_trip_s, config.min_wait_s), config.max_wait_s)
 
     def next_deadline(self, requests: Sequence[str]) -> float:
         """The clock time at which the first of these pending requests stops being waited for."""
@@ -221,14 +269,21 @@ class DrafterClient:
                 self._take(protocol.decode_to_verifier(frame))
             except protocol.ProtocolError as error:
                 self._drop("malformed message", str(error))
+        self._is_waiting = False
         self.flush()  # sessions that were opened anew are not to wait for the step's end
         return came
 
     def _wait(self, seconds: float) -> bool:
         started = self._clock()
-        came = self._transport.wait(seconds)
+        came = self._is_waiting = self._transport.wait(seconds)
         self.counters.waited_s += self._clock() - started
         return came
+
+    def health(self) -> str:
+        """How it stands with the drafter, in words."""
+        if self.connected:
+            return "attached"
+        return f"refused: {self._refusal}" if self._refused else "not attached"
 
     def shutdown(self) -> None:
         """Closes all sessions and the connection."""
@@ -238,25 +293,25 @@ class DrafterClient:
         self._transport.close()
 
     def _greet(self) -> None:
+        if self._refused and not self._transport.is_up():
+            self._refused = False  # who refused is gone: another one may come at that address
+        interval = REFUSED_INTERVAL_S if self._refused else HELLO_INTERVAL_S
         now = self._clock()
-        if self._refusal is None and now - self._hello_at >= HELLO_INTERVAL_S:
+        if now - self._hello_at >= interval and self._transport.send(protocol.encode(self._hello)):
             self._hello_at = now
-            self._transport.send(protocol.encode(self._hello))
 
     def _take(self, message: protocol.ToVerifier) -> None:
         match message:
             case protocol.Drafts():
-                for draft in message.drafts:
-                    self._take_draft(draft)
-                for lost in message.lost:
-                    self._take_lost(lost)
-                self.counters.drafter_busy_s += max(0.0, min(message.busy_s, 3600.0))
+                self._refused = False  # who sends this serves us, whatever was said before
+                self._take_drafts(message)
             case protocol.Welcome():
                 self._welcomed(message)
             case protocol.Refused():
                 self._refuse(message.reason)
             case protocol.Greet():
                 self._disconnected("it has been started anew")
+                self._refused = False
                 self._hello_at = float("-inf")
                 self._greet()
 
@@ -271,22 +326,26 @@ class DrafterClient:
             self._refuse(reason)
         elif not self.connected:
             logger.info("MineDraft: drafter %s attached", message.model)
-            self.connected = True
-            for session in self._sessions.values():
-                self._reopen(session)
+            self.connected = self.counters.attached = True
+            self.model = message.model
+            self._refused, self._refusal = False, ""
+            if not self._resting:
+                for session in self._sessions.values():
+                    self._reopen(session)
 
     def _refuse(self, reason: str) -> None:
-        if self._refusal is None:
+        if reason != self._refusal:
             logger.error("MineDraft: no drafting with this drafter: %s", reason)
-        self._refusal = reason
-        self.connected = False
+        self._refused, self._refusal = True, reason
+        self._disconnected("it refuses")
 
     def _disconnected(self, why: str) -> None:
         if self.connected:
             logger.warning("MineDraft: the drafter is gone (%s); decoding without drafts", why)
             self.counters.disconnects += 1
-        self.connected = False
+        self.connected = self.counters.attached = False
         self._by_number.clear()
+        self._close, self._open, self._extend = [], {}, {}
         self._starved.clear()
         for session in self._sessions.values():
             session.pending = session.waited_for = False
@@ -316,7 +375,7 @@ class DrafterClient:
         """Says what was verified since the last time, and what is wanted after it."""
         unsent = self._extend.get(session.number)  # one message says both
         base = session.told if unsent is None else unsent.base_len
-        tokens = [session.tail[index] for index in range(base - session.length, 0)]
+        tokens = list(self._tokens_of(session.request)[base : session.length])
         self._extend[session.number] = protocol.Extend(
             session.number, base, tokens, session.num_drafts
         )
@@ -343,20 +402,50 @@ class DrafterClient:
         first = session.reopened_at == float("-inf")
         session.waited_for = first and self._config.wait_for_first_drafts
         session.reopened_at = self._clock()
+        session.mislaid = False
         self._announce(session, list(self._tokens_of(session.request))[: session.length])
         session.pending = False
         if session.num_drafts and session.number in self._by_number:
             self._tell(session)
 
-    def _take_draft(self, draft: protocol.Draft) -> None:
+    def _take_drafts(self, message: protocol.Drafts) -> None:
+        self._on_message(message, self._clock())
+        busy_s = min(max(0.0, message.busy_s), 3600.0)  # of a NaN this makes 0
+        self.counters.drafter_busy_s += busy_s
+        answered = [draft for draft in message.drafts if self._take_draft(draft)]
+        if answered:
+            self._observe(answered, busy_s)
+        for draft in answered:
+            session = self._by_number[draft.session]
+            if session.told < session.length and not self._resting:
+                self._tell(session)  # the target has gone on meanwhile
+        for lost in message.lost:
+            self._take_lost(lost)
+
+    def _observe(self, answered: Sequence[protocol.Draft], busy_s: float) -> None:
+        """Says how long the drafter took for these answers."""
+        asked_at = min(self._by_number[draft.session].asked_at for draft in answered)
+        round_trip_s = self._clock() - asked_at
+        if self._is_waiting:
+            self._latency_s += SMOOTHING * (max(0.0, round_trip_s - busy_s) - self._latency_s)
+            seconds = round_trip_s
+        else:  # it lay here while the target worked
+            seconds = min(round_trip_s, busy_s + self._latency_s)
+        self._on_drafts(len(answered), max(len(draft.tokens) for draft in answered), seconds)
+
+    def _take_draft(self, draft: protocol.Draft) -> bool:
+        """Whether the draft is what was asked for last."""
         session = self._by_number.get(draft.session)
         if session is None:
-            return self._drop("unknown session")
+            self._drop("unknown session")
+            return False
         behind = session.length - draft.base_len
         if not 0 <= behind <= len(session.tail):
-            return self._drop("wrong length")
+            self._drop("wrong length")
+            return False
         if len(draft.tokens) != len(draft.logprobs):
-            return self._drop("malformed draft")
+            self._drop("malformed draft")
+            return False
         tokens = draft.tokens
         if max(tokens, default=0) >= self._hello.vocab_size:
             # A padding row of the drafter's output layer: what comes before it is still a draft.
@@ -370,29 +459,31 @@ class DrafterClient:
             rest = _remainder(tokens, [session.tail[index] for index in range(-behind, 0)])
         if len(rest) > len(session.path):
             session.path = rest
-        if session.pending and draft.base_len == session.asked_length:
+        is_answer = session.pending and draft.base_len == session.asked_length
+        if is_answer:
             session.pending = False
-            round_trip = self._clock() - session.asked_at
-            self._round_trip_s += SMOOTHING * (round_trip - self._round_trip_s)
-            if session.told < session.length:
-                self._tell(session)
+            round_trip_s = self._clock() - session.asked_at
+            self.counters.round_trip_s += SMOOTHING * (round_trip_s - self.counters.round_trip_s)
         if behind and not rest:
             self._drop("late")
-        return None
+        return is_answer
 
     def _take_lost(self, lost: protocol.Lost) -> None:
-        session = self._by_number.pop(lost.session, None)
+        session = self._by_number.get(lost.session)
         if session is None:
             return
+        self._forget(session)  # a drafter that errs may still hold it
         session.pending = False
         reason = lost.reason if lost.reason in protocol.LOST_REASONS else "unknown reason"
         self._drop(f"session lost: {reason}")
         if reason == protocol.LOST_KV_FULL:
             self._starved.append(session.request)
-        elif (
-            reason == protocol.LOST_UNKNOWN
-            and self._clock() - session.reopened_at >= REOPEN_INTERVAL_S
-        ):
+        elif reason == protocol.LOST_UNKNOWN:
+            session.mislaid = True
+            self._reopen_mislaid(session)
+
+    def _reopen_mislaid(self, session: Session) -> None:
+        if not self._resting and self._clock() - session.reopened_at >= REOPEN_INTERVAL_S:
             self._reopen(session)
 
     def _drop(self, reason: str, detail: str = "") -> None:
@@ -404,15 +495,22 @@ class DrafterClient:
 def _updates(
     close: list[int], opened: Iterable[protocol.Open], extend: list[protocol.Extend]
 ) -> Iterator[protocol.Update]:
-    """One message, or several where the tokens to open with are too many; extends come last."""
+    """One message, or several where it would be too large; closes come first, extends last."""
+    most = protocol.MAX_ENTRIES
+    while len(close) > most:
+        yield protocol.Update(close[:most])
+        close = close[most:]
     part: list[protocol.Open] = []
     room = protocol.MAX_OPEN_TOKENS
     for session in opened:
-        if part and len(session.tokens) > room:
+        if part and (len(session.tokens) > room or len(part) == most):
             yield protocol.Update(close, part)
             close, part, room = [], [], protocol.MAX_OPEN_TOKENS
         part.append(session)
         room -= len(session.tokens)
+    while len(extend) > most:
+        yield protocol.Update(close, part, extend[:most])
+        close, part, extend = [], [], extend[most:]
     yield protocol.Update(close, part, extend)
 
 

@@ -41,8 +41,9 @@ SCHEDULING: Contract = {
             "_free_request(request, *)",
             "shutdown()",
         ),
-        adds="_client _count _draft_seeded _may_be_drafted _room_for_drafts "
-        "_scheduled_at _stats _stats_path _take_turn _turns most_drafts",
+        adds="_attend _attendant _client _count _draft_seeded _ended_at _learn _modes _most_drafts "
+        "_operations _room_for_drafts _scheduled_at _stats _stats_path _take_turn _tell_drafter "
+        "_turns _waited_s",
         reads="current_step dynamic_sd_lookup next_decode_eligible_step",
         stand_ins={"prev_step_scheduled_req_ids": "clear update __contains__"},
     ),
@@ -152,32 +153,36 @@ ENGINE: Contract = {
 
 CONFIGURATION: Contract = {
     "vllm.config:VllmConfig": Class(
-        "additional_config kv_transfer_config model_config parallel_config scheduler_config "
-        "speculative_config use_v2_model_runner"
+        "additional_config ec_transfer_config kv_transfer_config model_config parallel_config "
+        "reasoning_config scheduler_config speculative_config use_v2_model_runner"
     ),
     "vllm.config:ModelConfig": Class(
         attributes="has_inner_state is_attention_free is_diffusion is_encoder_decoder is_hybrid "
-        "is_moe max_model_len model runner_type skip_tokenizer_init",
+        "is_moe max_model_len model runner_type served_model_name "
+        "skip_tokenizer_init",
         calls=("get_diff_sampling_param()", "get_vocab_size()"),
     ),
     "vllm.config:ParallelConfig": Class(
-        "data_parallel_size decode_context_parallel_size pipeline_parallel_size "
-        "prefill_context_parallel_size"
+        "data_parallel_index data_parallel_size decode_context_parallel_size enable_elastic_ep "
+        "pipeline_parallel_size prefill_context_parallel_size"
     ),
     "vllm.config:SchedulerConfig": Class(
         "async_scheduling max_num_batched_tokens max_num_seqs",
     ),
     "vllm.exceptions:VLLMClientError": Class(""),
     "vllm.config:SpeculativeConfig": Class(
-        "method model num_speculative_tokens rejection_sample_method"
+        "method model num_speculative_tokens num_speculative_tokens_per_batch_size "
+        "rejection_sample_method"
     ),
+    "vllm.config:ReasoningConfig": Class("reasoning_start_str"),
     "vllm.config.speculative": Texts(("custom_class",)),
     "vllm.config.model": Texts(("generate", "pooling", "raw_logprobs")),
     "vllm.engine.arg_utils:EngineArgs": Class(
-        attributes="additional_config async_scheduling dtype enable_prefix_caching enforce_eager "
+        attributes="additional_config async_scheduling data_parallel_size "
+        "data_parallel_size_local dtype enable_prefix_caching enforce_eager "
         "kv_cache_memory_bytes logprobs_mode max_model_len max_num_seqs scheduler_cls "
         "speculative_config tensor_parallel_size trust_remote_code worker_cls",
-        calls=("add_cli_args(parser)", "create_engine_config()"),
+        calls=("add_cli_args(parser)", "create_engine_config()", "create_model_config()"),
         new="(model)",
         is_dataclass=True,
     ),
@@ -190,10 +195,15 @@ CONFIGURATION: Contract = {
     "vllm.envs:VLLM_ENABLE_V1_MULTIPROCESSING": Name(),
     "vllm.envs:VLLM_LOGGING_LEVEL": Name(),
     "vllm.envs:VLLM_USE_V2_MODEL_RUNNER": Name(),
+    "vllm.envs:VLLM_WORKER_MULTIPROC_METHOD": Name(),
     "vllm.platforms:current_platform": Name(),
     "vllm.platforms:Platform": Class(calls=("is_cpu()", "is_cuda_alike()")),
     "vllm.plugins": Texts(("vllm.general_plugins",)),
     "vllm.logger:init_logger": Function("(name)"),
+    "vllm.logger:configure_logging_from_args": Function("(args)"),
+    "vllm.entrypoints.cli.serve:ServeSubcommand": Class(
+        calls=("cmd(args)", "subparser_init(subparsers)", "validate(args)")
+    ),
 }
 
 REQUESTS: Contract = {
@@ -212,7 +222,7 @@ REQUESTS: Contract = {
         calls=("add_request(request_id, prompt, params)", "has_unfinished_requests()", "step()"),
     ),
     "vllm:SamplingParams": Class(
-        attributes="min_tokens sampling_type structured_outputs",
+        attributes="extra_args min_tokens sampling_type structured_outputs",
         new="(temperature=, logprobs=, max_tokens=, ignore_eos=, detokenize=)",
     ),
     "vllm.sampling_params:SamplingType": Class("RANDOM_SEED"),

@@ -24,6 +24,11 @@ _RULES: list[_Rule] = [
         "of the speculative_config",
     ),
     (
+        lambda c: bool(c.speculative_config.num_speculative_tokens_per_batch_size),
+        "the number of draft tokens is MineDraft's to choose; leave "
+        "num_speculative_tokens_per_batch_size out of the speculative_config",
+    ),
+    (
         lambda c: c.parallel_config.pipeline_parallel_size > 1,
         "pipeline parallelism does not work with overlapped drafting: a stage would wait for "
         "drafts; use --tensor-parallel-size instead",
@@ -34,14 +39,36 @@ _RULES: list[_Rule] = [
         "step; serve this target without MineDraft (--mode off)",
     ),
     (
-        lambda c: c.model_config.is_encoder_decoder or c.model_config.runner_type == "pooling",
+        lambda c: (
+            c.model_config.is_encoder_decoder
+            or c.model_config.is_diffusion
+            or c.model_config.runner_type == "pooling"
+        ),
         "only decoder-only text generation can be drafted for; serve this target without "
         "MineDraft (--mode off)",
     ),
     (
         lambda c: c.kv_transfer_config is not None,
         "KV connectors read token ids that MineDraft does not re-send every step; remove "
-        "--kv-transfer-config, or serve without MineDraft (--mode off)",
+        "--kv-transfer-config and --kv-offloading-size, or serve without MineDraft (--mode off)",
+    ),
+    (
+        lambda c: c.ec_transfer_config is not None,
+        "encoder cache connectors are not supported; remove --ec-transfer-config, or serve "
+        "without MineDraft (--mode off)",
+    ),
+    (
+        lambda c: (
+            c.parallel_config.decode_context_parallel_size > 1
+            or c.parallel_config.prefill_context_parallel_size > 1
+        ),
+        "context parallelism is not supported; use --tensor-parallel-size alone",
+    ),
+    (
+        # A reasoning parser alone leaves these strings empty.
+        lambda c: c.reasoning_config is not None and bool(c.reasoning_config.reasoning_start_str),
+        "vLLM enforces a thinking_token_budget wrongly with any speculative decoding; remove "
+        "--reasoning-config (--reasoning-parser may stay), or serve without MineDraft (--mode off)",
     ),
     (
         lambda c: bool(c.scheduler_config.async_scheduling),
@@ -53,7 +80,10 @@ _RULES: list[_Rule] = [
         "watermarking, which needs it",
     ),
     (
-        lambda c: c.parallel_config.data_parallel_size > 1 and c.model_config.is_moe,
+        lambda c: (
+            c.parallel_config.enable_elastic_ep
+            or (c.parallel_config.data_parallel_size > 1 and c.model_config.is_moe)
+        ),
         "data-parallel ranks of a mixture of experts step together, and waiting for drafts would "
         "stall them all; use --tensor-parallel-size instead",
     ),

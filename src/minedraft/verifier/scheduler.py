@@ -6,6 +6,7 @@ have come in into the requests whose turn it is, and hides the others by their
 request is not scheduled, so nothing is allocated for it while it is being drafted for.
 """
 
+import logging
 import os
 import time
 from typing import Any
@@ -15,12 +16,28 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
 from minedraft import lifeline
-from minedraft.config import ADDITIONAL_CONFIG_KEY, ENV_STATS, Endpoint, MineDraftConfig
+from minedraft.config import (
+    ADDITIONAL_CONFIG_KEY,
+    ENV_CONTROL,
+    ENV_STATS,
+    ENV_TRACE,
+    ConfigError,
+    Endpoint,
+    MineDraftConfig,
+)
 from minedraft.tokenizers import tokenizer_fingerprint
 from minedraft.transport import Link
 from minedraft.verifier import contract, refusals, stats
+from minedraft.verifier.attendant import Attendant
 from minedraft.verifier.client import DrafterClient
+from minedraft.verifier.metrics import Metrics
+from minedraft.verifier.modes import Modes
+from minedraft.verifier.operations import Operations
+from minedraft.verifier.options import RequestOptions
+from minedraft.verifier.policy import OFF, Mode, Step
 from minedraft.verifier.turns import Turn, Turns, take_turn
+
+logger = logging.getLogger("vllm.minedraft")
 
 
 class _Everything:
@@ -49,58 +66,99 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         lifeline.exit_with_parent_process()
         options = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)
         config = MineDraftConfig.parse(options)
+        endpoint = Endpoint.from_environment()
         self._draft_seeded = config.draft_seeded
-        self.most_drafts: int = self.num_spec_tokens
-        """Draft tokens for each verification, at most; K as configured, or less."""
-        self._turns = Turns(overlap=config.mode == "overlap")
+        self._modes = Modes(config.mode, self.num_spec_tokens)
+        self._turns = Turns(overlap=True)
         self._client = DrafterClient(
-            Link(Endpoint.from_environment()),
+            Link(endpoint),
             config,
             vocabulary_fingerprint=tokenizer_fingerprint(vllm_config.model_config),
             vocab_size=vllm_config.model_config.get_vocab_size(),
             tokens_of=lambda request: self.requests[request]._all_token_ids,
             clock=time.monotonic,
+            on_drafts=self._modes.policy.drafted,
+            on_message=lambda message, received_s: self._operations.heard(message, received_s),
         )
         self._stats = stats.Stats()
         self._stats_path = os.environ.get(ENV_STATS)
         self._scheduled_at = 0.0
+        self._ended_at: float | None = None
+        self._waited_s = 0.0
         self.prev_step_scheduled_req_ids = _Everything()
         # vLLM pads one-token prefills with drafts of -1 to keep full CUDA graphs, unless it thinks
         # that K varies with the batch. They count as rejected drafts, and CPU kernels misread them.
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
+        self._attend(vllm_config, endpoint)
+
+    def _attend(self, vllm_config: Any, endpoint: Endpoint) -> None:
+        """Starts the thread through which operators see and change this engine."""
+        names = vllm_config.model_config.served_model_name
+        name = names[0] if isinstance(names, list) else names
+        number = vllm_config.parallel_config.data_parallel_index
+        self._operations = Operations(
+            self._client,
+            self._modes,
+            self._stats,
+            name=f"{name} (rank {number})" if number else name,
+            number=number,
+            running=lambda: len(self.running),
+            shared_clock=endpoint.address.startswith("ipc://"),
+        )
+        if path := os.environ.get(ENV_TRACE):
+            self._operations.set_trace(path)
+        self._attendant = Attendant(
+            self._operations, Metrics(name, number), os.environ.get(ENV_CONTROL)
+        )
 
     # --- a step -------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """The next step: the requests whose turn it is, with their drafts, and any prefill."""
-        self._client.poll()
-        turn = self._take_turn()
-        for request_id in turn.hide:
-            request = self.requests[request_id]
-            # schedule() counts the step first, so this hides it from the coming step only.
-            eligible = self.current_step + 2
-            request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
-        drafts = [self._client.drafts(request_id, self.most_drafts) for request_id in turn.verify]
-        # The stock method also drops what a request's grammar does not allow.
-        super().update_draft_token_ids(DraftTokenIds(list(turn.verify), drafts))
-        output = super().schedule(throttle_prefills)
-        self._scheduled_at = time.monotonic()
-        return output
+        """The next step: the requests whose turn it is, with their drafts, and any prefill.
+
+        Where the turns wait for drafts the step may be empty; the engine then comes again.
+        """
+        with self._operations.lock:
+            self._client.poll()
+            turn = self._take_turn()
+            for request_id in turn.hide:
+                request = self.requests[request_id]
+                # schedule() counts the step first, so this hides it from the coming step only.
+                eligible = self.current_step + 2
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+            most = self._modes.choice.num_drafts
+            drafts = [self._client.drafts(request_id, most) for request_id in turn.verify]
+            # The stock method also drops what a request's grammar does not allow.
+            super().update_draft_token_ids(DraftTokenIds(list(turn.verify), drafts))
+            output = super().schedule(throttle_prefills)
+            self._scheduled_at = time.monotonic()
+            return output
 
     def _take_turn(self) -> Turn:
         decoding = [r.request_id for r in self.running if not r.is_prefill_chunk]
+        choice = self._modes.choose(len(decoding), attached=self._client.connected)
+        self._client.rest(choice == OFF)
+        if choice == OFF:
+            return Turn(decoding, [])
+        self._turns.overlap = choice.mode is Mode.OVERLAP
         # A prefill chunk fills the time: no need to stand still.
         may_wait = len(decoding) == len(self.running)
-        return take_turn(
+        before, began = self._client.counters.waited_s, time.monotonic()
+        turn = take_turn(
             self._turns, self._client, decoding, may_wait=may_wait, clock=time.monotonic
         )
+        waited_s = self._client.counters.waited_s - before
+        self._waited_s += waited_s
+        if waited_s and (trace := self._operations.trace):
+            trace.waited(began, began + waited_s)
+        return Turn([], decoding) if turn.wait_for else turn
 
     def _room_for_drafts(self, request: Any) -> int:
         """Draft tokens of which the request can use every one; the step itself emits one more."""
         room: int = min(
             request.max_tokens - request.num_output_tokens,
             self.max_model_len - request.num_tokens,
-            self.most_drafts + 1,
+            self._modes.choice.num_drafts + 1,
         )
         missing = request.sampling_params.min_tokens - request.num_output_tokens
         if missing > 0:
@@ -117,8 +175,19 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The step's result, of which the drafter is told."""
-        model_s = time.monotonic() - self._scheduled_at
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        ended_at = time.monotonic()
+        with self._operations.lock:
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            if scheduler_output.num_scheduled_tokens:
+                self._tell_drafter(scheduler_output)
+                self._count(scheduler_output, model_runner_output, ended_at)
+            self._client.flush()
+            self._operations.stepped_at = time.monotonic()
+            if self._stats_path and not self.requests:
+                stats.write(self._stats_path, self._operations.report())
+            return outputs
+
+    def _tell_drafter(self, scheduler_output: Any) -> None:
         advanced = []
         for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(request_id)
@@ -130,69 +199,95 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
                 tokens = request._all_token_ids[known:]
                 self._client.advance(request_id, tokens, self._room_for_drafts(request))
         self._turns.step(advanced)
-        self._client.flush()
-        self._count(scheduler_output, model_runner_output, model_s)
-        return outputs
 
-    def _count(self, scheduler_output: Any, model_runner_output: Any, model_s: float) -> None:
-        tally = self._stats
-        tally.steps += 1
+    def _count(self, scheduler_output: Any, model_runner_output: Any, ended_at: float) -> None:
         drafts = scheduler_output.scheduled_spec_decode_tokens
         sampled = model_runner_output.sampled_token_ids
         index = model_runner_output.req_id_to_index
         prefill = bool(scheduler_output.scheduled_new_reqs)
-        rows = emitted = drafted = drafted_rows = 0
+        outcome = stats.Outcome()
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             num_drafts = len(drafts.get(request_id, ()))
             if scheduled != 1 + num_drafts:
                 prefill = True
                 continue
-            rows += 1
-            emitted += len(sampled[index[request_id]])
-            drafted += num_drafts
-            drafted_rows += num_drafts > 0
-        tally.verifications += rows
-        tally.verified_without_drafts += rows - drafted_rows
-        tally.emitted += emitted
-        tally.drafted += drafted
-        tally.accepted += emitted - rows
-        self._client.counters.used = tally.drafted
-        if not prefill and scheduler_output.num_scheduled_tokens:
-            tally.decode_step(len(scheduler_output.num_scheduled_tokens), model_s)
-        if self._stats_path and not self.requests:
-            stats.write(self._stats_path, tally.report(self._client.counters))
+            emitted = len(sampled[index[request_id]])
+            outcome.verified(num_drafts, emitted)
+            if num_drafts:
+                self._modes.policy.verified(num_drafts, emitted - 1)
+        began, choice = self._scheduled_at, self._modes.choice
+        self._stats.step(outcome, choice.mode, choice.num_drafts)
+        if not prefill:
+            self._stats.decode_step(outcome.rows, ended_at - began)
+        self._client.counters.used = self._stats.drafted
+        if trace := self._operations.trace:
+            trace.verification(began, ended_at, outcome.rows, outcome.drafted, choice.mode)
+        self._learn(outcome, prefill=prefill)
+
+    def _learn(self, outcome: stats.Outcome, *, prefill: bool) -> None:
+        """Tells the policy of a decode step, if it knows when that began."""
+        now, began, waited_s = time.monotonic(), self._ended_at, self._waited_s
+        decoding = sum(not request.is_prefill_chunk for request in self.running)
+        self._ended_at, self._waited_s = (now if decoding else None), 0.0
+        if began is None or prefill:
+            return
+        step = Step(
+            seconds=now - began,
+            waited_s=waited_s,
+            decoding=max(decoding, outcome.rows),
+            drafted=outcome.drafted_rows,
+            plain=outcome.rows - outcome.drafted_rows,
+            draft_tokens=outcome.drafted,
+        )
+        self._modes.stepped(step)
 
     # --- requests -----------------------------------------------------------------------------
 
     def add_request(self, request: Any) -> None:
         """Queues a request; the drafter prefills it meanwhile."""
-        known = request.request_id in self.requests
-        super().add_request(request)
-        if not known and self._may_be_drafted(request):
-            self._client.open(request.request_id, request._all_token_ids)
-            self._client.flush()
+        with self._operations.lock:
+            known = request.request_id in self.requests
+            super().add_request(request)
+            most = 0 if known else self._most_drafts(request)
+            if most:
+                self._client.open(request.request_id, request._all_token_ids, most)
+                self._client.flush()
 
-    def _may_be_drafted(self, request: Any) -> bool:
+    def _most_drafts(self, request: Any) -> int:
+        """Draft tokens that the request may get at a time; 0 if it is not drafted for."""
         params = request.sampling_params
-        return (
-            params is not None
-            and request.prompt_token_ids is not None
-            and request.prompt_is_token_ids is None
-            and not request.mm_features
-            and not request.resumable
-            and request.max_tokens > 1
-            and (self._draft_seeded or params.sampling_type != SamplingType.RANDOM_SEED)
-        )
+        if (
+            params is None
+            or request.prompt_token_ids is None
+            or request.prompt_is_token_ids is not None
+            or request.mm_features
+            or request.resumable
+            or request.max_tokens <= 1
+        ):
+            return 0
+        try:
+            options = RequestOptions.of(params.extra_args)
+        except ConfigError as error:
+            logger.warning("MineDraft: request %s not drafted for: %s", request.request_id, error)
+            return 0
+        seeded = self._draft_seeded if options.draft_seeded is None else options.draft_seeded
+        if not options.draft or (params.sampling_type == SamplingType.RANDOM_SEED and not seeded):
+            return 0
+        return options.max_draft_tokens
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The one way out of a request: stopped, aborted or failed."""
-        self._client.close(request.request_id)
-        self._turns.forget(request.request_id)
-        return super()._free_request(request, *args, **kwargs)
+        with self._operations.lock:
+            self._client.close(request.request_id)
+            self._turns.forget(request.request_id)
+            return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:
         """Tells the drafter goodbye."""
-        if self._stats_path:
-            stats.write(self._stats_path, self._stats.report(self._client.counters))
-        self._client.shutdown()
+        self._attendant.stop()
+        self._operations.set_trace("")
+        with self._operations.lock:
+            if self._stats_path:
+                stats.write(self._stats_path, self._operations.report())
+            self._client.shutdown()
         super().shutdown()

@@ -4,13 +4,31 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from minedraft.verifier.client import Counters
 
 logger = logging.getLogger("vllm.minedraft")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one step did to the requests that were decoded in it."""
+
+    rows: int = 0
+    drafted_rows: int = 0
+    """Of these, with drafts."""
+    drafted: int = 0
+    emitted: int = 0
+
+    def verified(self, num_drafts: int, emitted: int) -> None:
+        """A request had so many draft tokens verified, and so many tokens emitted."""
+        self.rows += 1
+        self.drafted_rows += num_drafts > 0
+        self.drafted += num_drafts
+        self.emitted += emitted
 
 
 @dataclass(slots=True)
@@ -32,6 +50,21 @@ class Stats:
     decode_rows: int = 0
     by_rows: dict[int, list[float]] = field(default_factory=dict)
     """Decode steps by number of requests: [steps, model seconds]."""
+    steps_by_mode: dict[str, int] = field(default_factory=dict)
+    decision: str = ""
+    """The mode of the last step, and its draft tokens for each verification at most."""
+    num_drafts: int = 0
+
+    def step(self, outcome: Outcome, mode: str, num_drafts: int) -> None:
+        """A step was made in this mode, with so many draft tokens for a request at most."""
+        self.steps += 1
+        self.steps_by_mode[mode] = self.steps_by_mode.get(mode, 0) + 1
+        self.decision, self.num_drafts = mode, num_drafts
+        self.verifications += outcome.rows
+        self.verified_without_drafts += outcome.rows - outcome.drafted_rows
+        self.emitted += outcome.emitted
+        self.drafted += outcome.drafted
+        self.accepted += outcome.emitted - outcome.rows
 
     def decode_step(self, rows: int, seconds: float) -> None:
         """A step without prefill took so long."""
@@ -43,16 +76,22 @@ class Stats:
         entry[1] += seconds
 
     def report(self, counters: Counters) -> dict[str, Any]:
-        """All sums, and the ratios that people ask for."""
+        """All sums, and the ratios that people ask for. Any thread may ask, at any time."""
         busy = counters.drafter_busy_s
         return {
-            **asdict(self),
-            "drafter": {**asdict(counters), "dropped": dict(counters.dropped)},
+            **_snapshot(self),
+            "drafter": _snapshot(counters),
             "tokens_per_verification": _ratio(self.emitted, self.verifications),
             "acceptance": _ratio(self.accepted, self.drafted),
             "hidden_share": _ratio(max(0.0, busy - counters.waited_s), busy),
             "mean_verify_s": _ratio(self.decode_model_s, self.decode_steps),
         }
+
+
+def _snapshot(sums: Stats | Counters) -> dict[str, Any]:
+    """The fields; a dict is copied in one go, so that a step may go on changing it meanwhile."""
+    values = {name.name: getattr(sums, name.name) for name in fields(sums)}
+    return {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 def _ratio(part: float, whole: float) -> float | None:

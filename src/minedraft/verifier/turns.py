@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-WAIT_SLICE_S = 0.05
+WAIT_SLICE_S = 0.02
+"""Longest wait at a time. Between two the engine takes in what arrived and what was aborted."""
 MIN_WAIT_S = 0.001
 
 
@@ -42,13 +43,16 @@ class Turns:
     """Decides the turns of the running requests, by request id."""
 
     def __init__(self, *, overlap: bool) -> None:
-        self._overlap = overlap
+        self.overlap = overlap
+        """Halves, or all together. May be changed between steps."""
         self._step = 0
         self._last: dict[str, int] = {}
+        self._given_up: set[str] = set()
 
     def step(self, advanced: Sequence[str]) -> None:
         """A step has ended in which these requests advanced (decoded or ended their prefill)."""
         self._step += 1
+        self._given_up.clear()
         for request in advanced:
             self._last[request] = self._step
 
@@ -59,13 +63,18 @@ class Turns:
     def choose(self, states: dict[str, Drafts], *, may_wait: bool = True) -> Turn:
         """The turn for the running requests that are past their prefill.
 
+        A request once in state NONE stays so until the next step: it was not worth a wait when this
+        one began, and does not prolong it by asking now.
+
         O(n log n) for n requests. A request in state NONE is decoded in every step. The result
         says to wait only where requests are PENDING, so the caller's deadline, after which it
         calls a request NONE, bounds every wait. Without ``may_wait`` the step goes with what is
         ready, and the pending are hidden.
         """
-        none = [request for request, state in states.items() if state is Drafts.NONE]
-        rotation = [request for request, state in states.items() if state is not Drafts.NONE]
+        late = self._given_up
+        late.update(request for request, state in states.items() if state is Drafts.NONE)
+        none = [r for r, state in states.items() if r in late and state is not Drafts.READY]
+        rotation = [r for r, state in states.items() if r not in late or state is Drafts.READY]
         candidates, most = self._candidates(rotation)
         ready = [request for request in candidates if states[request] is Drafts.READY]
         if may_wait and len(ready) < min(most, len(candidates)):
@@ -77,7 +86,7 @@ class Turns:
 
     def _candidates(self, rotation: list[str]) -> tuple[list[str], int]:
         """Those who may have their turn, the longest waiting first, and how many of them."""
-        if not self._overlap:
+        if not self.overlap:
             return rotation, len(rotation)
         last = self._last
         rotation.sort(key=lambda request: last.get(request, 0))
@@ -103,19 +112,18 @@ def take_turn(
     may_wait: bool,
     clock: Callable[[], float],
 ) -> Turn:
-    """The turn for a step, after waiting for drafts where the turns want that.
+    """The turn for a step, after a wait for drafts where the turns want that.
 
-    Every wait ends at the deadline of the source, after which the request is decoded without.
+    It still says whom to wait for if the slice of time for one wait was not enough: the caller
+    comes again. All waits together end at the deadline of the source, after which the request is
+    decoded without.
     """
-    given_up: set[str] = set()
+    end = clock() + WAIT_SLICE_S
     while True:
         now = clock()
         states = {request: source.state(request, now) for request in decoding}
-        # Who was not worth a wait when this one began does not prolong it by asking now.
-        states |= {r: Drafts.NONE for r in given_up if states[r] is Drafts.PENDING}
-        given_up.update(r for r, state in states.items() if state is Drafts.NONE)
         turn = turns.choose(states, may_wait=may_wait)
-        if not turn.wait_for:
+        if not turn.wait_for or now >= end:
             return turn
-        left = source.next_deadline(turn.wait_for) - now
-        source.poll(min(WAIT_SLICE_S, max(left, MIN_WAIT_S)))
+        left = min(source.next_deadline(turn.wait_for), end) - now
+        source.poll(max(left, MIN_WAIT_S))

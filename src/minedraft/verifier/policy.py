@@ -1,0 +1,330 @@
+"""Which mode, and how many draft tokens: from measured verification, drafting and acceptance.
+
+Three modes can be had at any time: no drafting, ordinary (sequential) speculative decoding, and
+overlapped halves. With N requests, V the time of a verification, t that of drafting, K draft tokens
+and tau(K) tokens emitted on average, they give (compare inequality 2.6 of MineDraft, arXiv
+2603.18016)
+
+    off          N / V(N, 0)
+    sequential   N tau(K) / (V(N, K) + t(N, K))
+    overlap      N tau(K) / (2 max(V(N/2, K), t(N/2, K)))
+
+tokens a second. Where a choice has been in force at about this N, its measured speed counts; where
+not, the formula, which is hopeful (estimates.py). The policy stays with one choice, its *home*, and
+now and then *probes* another for some rounds: one that promises more, or one that was not tried for
+long. A round is one turn of every request. What probes lose is booked, and a probe must wait until
+its loss is within a small share of all time, so looking around costs next to nothing.
+
+Plain Python, no vLLM, no clock: time is what the steps say they took.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from minedraft.verifier.estimates import Acceptance, Curve, DraftingTime
+
+PROBE_ROUNDS = 12
+"""Measured in one probe."""
+OPINION_ROUNDS = 6
+"""From so many measured rounds on, what was measured counts and not the formula."""
+HOME_ROUNDS = 24
+"""At home between two probes, at least."""
+MARGIN = 1.015
+"""So many times as fast must another choice be to become home."""
+LOSS_SHARE = 0.006
+"""Of all time may be lost by probes: so fast what they lost is forgotten."""
+LOSS_ROUNDS = 12
+"""So many rounds at home may be lost before another probe must wait, and by one probe."""
+SETTLE_ROUNDS = 2
+"""After a change of mode the pipeline is neither here nor there for so many rounds."""
+PATIENCE_ROUNDS = 64
+"""Longer, for sessions to be opened and caught up after a time without drafts."""
+STALE_S = 20.0
+"""After so long a choice that seemed worse is probed again; doubled each time in vain."""
+MAX_STALE_S = 600.0
+MEMORY = 1 - 1 / 48
+"""Weight of the past after one more round."""
+SAME_LOAD = 0.35
+"""Loads are kept apart by the logarithm (base 2) of the number of requests, this far at least."""
+
+
+class Mode(StrEnum):
+    """How target and drafter share the time."""
+
+    OVERLAP = "overlap"
+    SEQUENTIAL = "sequential"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A mode with its K."""
+
+    mode: Mode
+    num_drafts: int
+
+    def __str__(self) -> str:
+        return f"{self.mode}, K={self.num_drafts}" if self.num_drafts else str(self.mode)
+
+
+OFF = Choice(Mode.OFF, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A decode step of the target without prefill."""
+
+    seconds: float
+    """Since the end of the step before, waiting included."""
+    waited_s: float
+    """Of these, for drafts."""
+    decoding: int
+    """Requests that were past their prefill, in this step or not."""
+    drafted: int
+    """Requests verified with drafts."""
+    plain: int
+    """Requests decoded without."""
+    draft_tokens: int
+    """Verified."""
+
+
+@dataclass(slots=True)
+class _Measured:
+    """A choice at one load: sums over rounds, the past fading."""
+
+    rounds: float = 0.0
+    seconds: float = 0.0
+    drafted: float = 0.0
+    plain: float = 0.0
+    at: float = 0.0
+    """When it was last in force."""
+    stale_s: float = STALE_S
+
+    def add(self, rounds: float, seconds: float, drafted: float, plain: float) -> None:
+        fade = MEMORY**rounds
+        self.rounds = fade * self.rounds + rounds
+        self.seconds = fade * self.seconds + seconds
+        self.drafted = fade * self.drafted + drafted
+        self.plain = fade * self.plain + plain
+
+    def make_old(self) -> None:
+        """What was measured a while ago counts as one round from now on."""
+        keep = min(1.0, 1 / self.rounds) if self.rounds else 1.0
+        self.rounds, self.seconds = keep * self.rounds, keep * self.seconds
+        self.drafted, self.plain = keep * self.drafted, keep * self.plain
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A time in one choice without a break."""
+
+    choice: Choice
+    settling: float = 0.0
+    """Rounds before the first that was measured."""
+    rounds: float = 0.0
+    """Measured ones."""
+    seconds: float = 0.0
+    """All of it."""
+    tokens: float = 0.0
+    """Emitted in these seconds, by the running estimate of acceptance."""
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is known of loads of about the same number of requests."""
+
+    size: float
+    """Binary logarithm of the number."""
+    home: Choice
+    measured: dict[Choice, _Measured] = field(default_factory=dict)
+
+
+class Policy:
+    """Chooses a mode, and 1 to ``most_drafts`` draft tokens."""
+
+    def __init__(self, most_drafts: int) -> None:
+        self._choices = [OFF] + [
+            Choice(mode, num_drafts)
+            for mode in (Mode.SEQUENTIAL, Mode.OVERLAP)
+            for num_drafts in range(1, most_drafts + 1)
+        ]
+        self._first = Choice(Mode.SEQUENTIAL, (most_drafts + 1) // 2)
+        self._verify_s = Curve()
+        self._decode_s = Curve()
+        self._draft_s = DraftingTime()
+        self._acceptance = Acceptance()
+        self._load = _Load(0.0, OFF)
+        self._loads = [self._load]
+        self._visit = _Visit(OFF)
+        self._decoding = 1
+        self._seconds = 0.0
+        self._lost_s = 0.0
+        self.switches = 0
+        """Times that another choice became home at a load."""
+
+    # --- what was measured --------------------------------------------------------------------
+
+    def verified(self, num_drafts: int, accepted: int) -> None:
+        """So many draft tokens of a request were verified, and so many of these accepted."""
+        self._acceptance.add(num_drafts, accepted)
+
+    def drafted(self, sessions: int, num_drafts: int, seconds: float) -> None:
+        """The drafter made so many tokens for each of these sessions."""
+        if sessions and num_drafts:
+            self._draft_s.add(sessions, num_drafts, seconds)
+
+    def stepped(self, step: Step) -> None:
+        """The target made a step in the mode that was chosen."""
+        rows = step.drafted + step.plain
+        if not rows:
+            return
+        self._seconds += step.seconds
+        self._lost_s = max(0.0, self._lost_s - LOSS_SHARE * step.seconds)
+        curve = self._verify_s if step.drafted else self._decode_s
+        curve.add(rows + step.draft_tokens, step.seconds - step.waited_s)
+        visit, rounds = self._visit, rows / step.decoding
+        visit.seconds += step.seconds
+        visit.tokens += step.plain + step.drafted * self._acceptance.tokens(visit.choice.num_drafts)
+        if self._is_settling(step):
+            visit.settling += rounds
+            return
+        visit.rounds += rounds
+        measured = self._load.measured.setdefault(visit.choice, _Measured())
+        measured.add(rounds, step.seconds, step.drafted, step.plain)
+        measured.at = self._seconds
+
+    def _is_settling(self, step: Step) -> bool:
+        """Whether the step is not yet what its choice will be like."""
+        visit = self._visit
+        if visit.rounds:
+            return False
+        caught_up = step.drafted >= 0.8 * (step.drafted + step.plain)
+        patience = SETTLE_ROUNDS if caught_up or visit.choice == OFF else PATIENCE_ROUNDS
+        return visit.settling < patience
+
+    # --- the choice ---------------------------------------------------------------------------
+
+    def choose(self, decoding: int) -> Choice:
+        """The choice for the next step, with so many requests past their prefill."""
+        if decoding and decoding != self._decoding:
+            self._decoding = decoding
+            if abs(math.log2(decoding) - self._load.size) > SAME_LOAD:
+                self._enter(math.log2(decoding))
+        visit, home = self._visit, self._load.home
+        if visit.choice == home:
+            if visit.rounds >= HOME_ROUNDS:
+                self._look_around()
+        elif visit.rounds >= PROBE_ROUNDS or self._loss_s() > LOSS_ROUNDS * self._home_round_s():
+            self._end_probe()
+        return self._visit.choice
+
+    def _enter(self, size: float) -> None:
+        """Another load. Where nothing is known of it, the formula chooses."""
+        self._leave()
+        nearest = min(self._loads, key=lambda load: abs(load.size - size))
+        if abs(nearest.size - size) > SAME_LOAD:
+            home = self._load.home
+            if self._draft_s and (self._decode_s or self._verify_s):
+                home = max(self._possible(), key=self._promise)
+            nearest = _Load(size, home)
+            self._loads.append(nearest)
+        self._load = nearest
+        self._go(nearest.home)
+
+    def _look_around(self) -> None:
+        """At home for long enough: is there anything better?"""
+        home, measured = self._load.home, self._load.measured
+        if not self._draft_s:
+            return self._probe(self._first)
+        speeds = {choice: self._speed(choice) for choice in self._possible() if choice != home}
+        here = self._speed(home)
+        best = max(speeds, key=lambda choice: speeds[choice])
+        if speeds[best] > MARGIN * here:
+            # Then it is known, and will not promise so much again in vain.
+            return self._probe(best)
+        old = [
+            choice
+            for choice in speeds
+            if choice not in measured
+            or self._seconds - measured[choice].at > measured[choice].stale_s
+        ]
+        if not old:
+            return None
+        best = max(old, key=lambda choice: speeds[choice])
+        expected = min(max(0.0, here / speeds[best] - 1) * PROBE_ROUNDS, LOSS_ROUNDS)
+        if self._lost_s + expected * self._home_round_s() <= LOSS_ROUNDS * self._home_round_s():
+            self._probe(best)
+        return None
+
+    def _probe(self, choice: Choice) -> None:
+        if choice in self._load.measured:
+            self._load.measured[choice].make_old()
+        self._go(choice)
+
+    def _end_probe(self) -> None:
+        """The probed choice becomes home, or not for a while."""
+        visit, load = self._visit, self._load
+        probed = load.measured.setdefault(visit.choice, _Measured())
+        if visit.rounds < OPINION_ROUNDS:  # it lost too much before it was settled
+            probed.add(OPINION_ROUNDS, visit.seconds, 0.0, visit.tokens)
+        probed.at = self._seconds
+        self._leave()
+        if self._speed(visit.choice) > MARGIN * self._speed(load.home):
+            load.home = visit.choice
+            probed.stale_s = STALE_S
+            self.switches += 1
+        else:
+            probed.stale_s = min(2 * probed.stale_s, MAX_STALE_S)
+        self._go(load.home)
+
+    def _leave(self) -> None:
+        """Books what a probe lost; not without bound, or nothing would be tried for ages."""
+        if self._visit.choice != self._load.home:
+            lost_s = self._lost_s + max(0.0, self._loss_s())
+            self._lost_s = min(lost_s, 2 * LOSS_ROUNDS * self._home_round_s())
+
+    def _go(self, choice: Choice) -> None:
+        self._visit = _Visit(choice)
+
+    # --- what a choice gives ------------------------------------------------------------------
+
+    def _possible(self) -> list[Choice]:
+        """One request has no halves."""
+        if self._decoding > 1:
+            return self._choices
+        return [choice for choice in self._choices if choice.mode is not Mode.OVERLAP]
+
+    def _speed(self, choice: Choice) -> float:
+        """Tokens a second at this load: measured if it was, promised by the formula if not."""
+        measured = self._load.measured.get(choice)
+        if measured is None or measured.rounds < OPINION_ROUNDS:
+            return self._promise(choice)
+        tokens = measured.plain + measured.drafted * self._acceptance.tokens(choice.num_drafts)
+        speed = tokens / measured.seconds
+        if self._seconds - measured.at > STALE_S:  # much may have changed since
+            speed = min(speed, self._promise(choice))
+        return speed
+
+    def _promise(self, choice: Choice) -> float:
+        """Tokens a second for the present number of requests, by the formula."""
+        n, k = self._decoding, choice.num_drafts
+        if choice.mode is Mode.OFF:
+            return n / (self._decode_s or self._verify_s)(n)
+        verify_s, tokens = self._verify_s or self._decode_s, n * self._acceptance.tokens(k)
+        half = n / 2
+        if choice.mode is Mode.OVERLAP:
+            return tokens / (2 * max(verify_s(half * (k + 1)), self._draft_s(half, k)))
+        return tokens / (verify_s(n * (k + 1)) + self._draft_s(n, k))
+
+    def _home_round_s(self) -> float:
+        """Seconds of a round at home."""
+        measured = self._load.measured.get(self._load.home)
+        return measured.seconds / measured.rounds if measured and measured.rounds else 0.0
+
+    def _loss_s(self) -> float:
+        """Seconds that the present visit cost, compared with home."""
+        measured = self._load.measured.get(self._load.home)
+        if measured is None or measured.rounds < 1:
+            return 0.0
+        return self._visit.seconds - self._visit.tokens / self._speed(self._load.home)
