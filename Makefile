@@ -1,7 +1,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint lock clean
+.PHONY: help demo test test-all lint docs lock clean
 
 BIN := .venv/bin
 LOCK := requirements/cpu.lock
@@ -28,16 +28,19 @@ help: ## show this list
 demo: .venv/.installed ## see it work: a small model on this machine's CPU
 	@$(BIN)/minedraft demo
 
-test: lint ## lint, and every test that is not slow
+test: lint docs ## lint, documentation, and every test that is not slow
 	@$(BIN)/pytest -m "not slow"
 
-test-all: lint ## lint, and every test
+test-all: lint docs ## lint, documentation, and every test
 	@$(BIN)/pytest -m "slow or not slow"
 
 lint: .venv/.installed ## ruff and mypy
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+
+docs: .venv/.installed ## the documentation, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lock: .venv/.installed ## make requirements/cpu.lock anew, with the newest releases
 	@$(UV) compile requirements/cpu.in -o .venv/cpu.pins --upgrade --no-header --no-annotate \

@@ -4,13 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 
-def test_the_demo_answers_three_ways_with_the_same_tokens() -> None:
+def test_the_demo_answers_three_ways_with_the_same_tokens(tmp_path: Path) -> None:
+    picture = tmp_path / "timeline.svg"
     ours = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
     clean = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
-        [sys.executable, "-m", "minedraft", "demo"],
+        [sys.executable, "-m", "minedraft", "demo", "--timeline", picture],
         env=clean | {"COLUMNS": "100"},
         capture_output=True,
         text=True,
@@ -30,5 +32,8 @@ def test_the_demo_answers_three_ways_with_the_same_tokens() -> None:
         assert float(tokens_per_s) > 0
         assert float(per_verification) > 1.2
         assert hidden.endswith("%")
+    shapes = picture.read_text()
+    assert 'class="A"' in shapes
+    assert 'class="B"' in shapes
     # Sequential drafting hides nothing but what the drafter does before it is asked.
     assert int(rows["overlapped"][3][:-1]) > int(rows["sequential"][3][:-1]) + 20

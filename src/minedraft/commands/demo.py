@@ -1,6 +1,7 @@
-"""``minedraft demo``: it has no flags."""
+"""``minedraft demo``: its flags."""
 
 import argparse
+from pathlib import Path
 
 from minedraft.commands.common import Commands
 from minedraft.config import ConfigError
@@ -12,13 +13,16 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "demo", help="plain, sequential and overlapped decoding of the same prompts, side by side"
     )
+    parser.add_argument(
+        "--timeline", type=Path, metavar="FILE.svg", help="a picture of the overlapped run"
+    )
     parser.set_defaults(run=_demo)
 
 
 def _demo(options: argparse.Namespace) -> int:
     if options.engine_flags:
-        raise ConfigError(f"demo takes no flags: {' '.join(options.engine_flags)}")
+        raise ConfigError(f"demo does not know {' '.join(options.engine_flags)}")
     contract.ensure()
     from minedraft.demo.run import demo
 
-    return demo()
+    return demo(options.timeline)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -16,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from minedraft import devices, lifeline
-from minedraft.config import ConfigError
+from minedraft.config import ENV_TRACE, ConfigError
 from minedraft.demo.models import DemoError, demo_pair
+from minedraft.demo.timeline import TraceError, svg
 from minedraft.placement import format_cores, place_on_cpu
 
 MAX_TOKENS = 64
@@ -49,8 +51,11 @@ class Result:
         return sum(map(len, self.token_ids)) / self.seconds
 
 
-def demo() -> int:
-    """Runs the demo. Raises ConfigError if it cannot."""
+def demo(timeline: Path | None) -> int:
+    """Runs the demo, and draws its overlapped run if a file is named for it.
+
+    Raises ConfigError if it cannot.
+    """
     console = Console()
     try:
         target, drafter = demo_pair(lambda line: console.print(f"[dim]{line}[/]"))
@@ -58,15 +63,20 @@ def demo() -> int:
         raise ConfigError(str(error)) from error
     lines = (files("minedraft.demo") / "prompts.jsonl").read_text().splitlines()
     messages = [json.loads(line)["messages"] for line in lines]
+    questions = [str(m[-1]["content"]) for m in messages]
     results = []
-    for way in ways(str(drafter)):
-        job = {
-            "target": str(target),
-            "options": way.options,
-            "messages": messages,
-            "max_tokens": MAX_TOKENS,
-        }
-        results.append(_show(console, way, job, [str(m[-1]["content"]) for m in messages]))
+    with tempfile.TemporaryDirectory() as folder:
+        for way in ways(str(drafter)):
+            job = {
+                "target": str(target),
+                "options": way.options,
+                "messages": messages,
+                "max_tokens": MAX_TOKENS,
+                "trace": f"{folder}/{way.name}.json",
+            }
+            results.append(_show(console, way, job, questions))
+        if timeline is not None:
+            _draw(timeline, Path(job["trace"]))
     console.print(table(results))
     console.print(
         f"Target {target.name}, drafter {drafter.name}, float32, greedy, {len(messages)} prompts "
@@ -75,6 +85,13 @@ def demo() -> int:
         "verification and changes no token."
     )
     return 0
+
+
+def _draw(file: Path, trace: Path) -> None:
+    try:
+        file.write_text(svg(trace))
+    except (OSError, TraceError) as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def ways(drafter: str) -> list[Way]:
@@ -131,6 +148,7 @@ def events(job: dict[str, Any], way: Way) -> Iterator[dict[str, Any]]:
         "OMP_NUM_THREADS": str(max(1, threads)),
         "VLLM_LOGGING_LEVEL": "ERROR",
         lifeline.ENV_PARENT: str(os.getpid()),
+        ENV_TRACE: job["trace"],
     }
     command = [sys.executable, "-m", "minedraft.demo.answer"]
     # To a file: libraries draw progress bars of their own, which would run through ours.

@@ -1,0 +1,48 @@
+"""What the documentation takes from the code: tables, where a page has ``<!-- options -->``."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from minedraft.config import MineDraftConfig
+from minedraft.verifier.metrics import COUNTERS, DECISION, GAUGES
+from minedraft.verifier.options import PREFIX, RequestOptions
+
+
+def _described(options: Any, prefix: str = "") -> Iterator[str]:
+    """A row for each option of a struct: name, default, what it does."""
+    yield "| option | default | |"
+    yield "|---|---|---|"
+    hints, defaults = get_type_hints(options, include_extras=True), options()
+    for name, hint in hints.items():
+        default = getattr(defaults, name)
+        shown = "" if default is None else f"`{str(default).lower()}`"
+        yield f"| `{prefix}{name}` | {shown} | {hint.__metadata__[0].description} |"
+
+
+def _metrics() -> Iterator[str]:
+    yield "| metric | kind | |"
+    yield "|---|---|---|"
+    for kind, families in (("counter", COUNTERS), ("gauge", GAUGES)):
+        for family in families:
+            name = f"{family.name}_total" if kind == "counter" else family.name
+            label = f" Label: `{family.label}`." if family.label else ""
+            yield f"| `{name}` | {kind} | {family.text}{label} |"
+    yield f"| `{DECISION}` | gauge | 1 for the mode that is in force now. Label: `mode`. |"
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "options": lambda: _described(MineDraftConfig),
+    "request options": lambda: _described(RequestOptions, PREFIX),
+    "metrics": _metrics,
+}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for each page."""
+    for name, rows in TABLES.items():
+        markdown = markdown.replace(f"<!-- {name} -->", "\n".join(rows()))
+    return markdown
