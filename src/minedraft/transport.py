@@ -16,6 +16,7 @@ import secrets
 import socket
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -180,7 +181,11 @@ class Link:
             _check_private_folder(endpoint.address, make=False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._failing_since: float | None = None
-        self._socket = self._connect()
+        try:
+            self._socket = self._connect()
+        except zmq.ZMQError as error:
+            self._context.term()
+            raise ConfigError(f"drafter address {self._address}: {error.strerror}") from error
 
     def _connect(self) -> zmq.Socket[bytes]:
         end = self._context.socket(zmq.DEALER)
@@ -193,10 +198,9 @@ class Link:
             end.curve_publickey, end.curve_secretkey = self._keys["client"]
         try:
             end.connect(self._address)
-        except zmq.ZMQError as error:
+        except zmq.ZMQError:
             end.close()
-            self._context.term()
-            raise ConfigError(f"drafter address {self._address}: {error.strerror}") from error
+            raise
         return end
 
     def send(self, frame: bytes) -> bool:
@@ -216,8 +220,10 @@ class Link:
             self._failing_since = now
         elif now - self._failing_since > RENEW_S:
             self._failing_since = now
-            self._socket.close(linger=0)
-            self._socket = self._connect()
+            with suppress(zmq.ZMQError):  # a name that is not found just now, no file left to open
+                renewed = self._connect()
+                self._socket.close(linger=0)
+                self._socket = renewed
 
     def receive(self) -> bytes | None:
         """The next frame, None if there is none; never waits. Of several parts the last counts."""

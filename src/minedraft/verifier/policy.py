@@ -30,6 +30,8 @@ OPINION_ROUNDS = 6
 """From so many measured rounds on, what was measured counts and not the formula."""
 HOME_ROUNDS = 24
 """At home between two probes, at least."""
+LOOK_ROUNDS = 4
+"""If there was no reason for a probe then, it is asked again after so many."""
 MARGIN = 1.015
 """So many times as fast must another choice be to become home."""
 LOSS_SHARE = 0.006
@@ -128,6 +130,8 @@ class _Visit:
     """All of it."""
     tokens: float = 0.0
     """Emitted in these seconds, by the running estimate of acceptance."""
+    look_at: float = HOME_ROUNDS
+    """After so many rounds at home others are considered."""
 
 
 @dataclass(slots=True)
@@ -213,7 +217,8 @@ class Policy:
                 self._enter(math.log2(decoding))
         visit, home = self._visit, self._load.home
         if visit.choice == home:
-            if visit.rounds >= HOME_ROUNDS:
+            if visit.rounds >= visit.look_at:
+                visit.look_at = visit.rounds + LOOK_ROUNDS
                 self._look_around()
         elif visit.rounds >= PROBE_ROUNDS or self._loss_s() > LOSS_ROUNDS * self._home_round_s():
             self._end_probe()
@@ -253,7 +258,10 @@ class Policy:
             return None
         best = max(old, key=lambda choice: speeds[choice])
         expected = min(max(0.0, here / speeds[best] - 1) * PROBE_ROUNDS, LOSS_ROUNDS)
-        if self._lost_s + expected * self._home_round_s() <= LOSS_ROUNDS * self._home_round_s():
+        round_s = self._home_round_s()
+        # Whatever was lost at a home that was slower: something is tried before long.
+        self._lost_s = min(self._lost_s, 2 * LOSS_ROUNDS * round_s)
+        if self._lost_s + expected * round_s <= LOSS_ROUNDS * round_s:
             self._probe(best)
         return None
 
@@ -279,10 +287,9 @@ class Policy:
         self._go(load.home)
 
     def _leave(self) -> None:
-        """Books what a probe lost; not without bound, or nothing would be tried for ages."""
+        """Books what a probe lost."""
         if self._visit.choice != self._load.home:
-            lost_s = self._lost_s + max(0.0, self._loss_s())
-            self._lost_s = min(lost_s, 2 * LOSS_ROUNDS * self._home_round_s())
+            self._lost_s += max(0.0, self._loss_s())
 
     def _go(self, choice: Choice) -> None:
         self._visit = _Visit(choice)
