@@ -212,6 +212,7 @@ def compare(model: str, address: str, options: argparse.Namespace) -> list[dict[
     drafted = minedraft.LLM(
         model,
         drafter=address,
+        mode="overlap",
         num_speculative_tokens=NUM_DRAFTS,
         wait_for_first_drafts=True,
         **engine_options(options.requests),

@@ -87,7 +87,7 @@ def generate_with_child(tiny: Any, prompts: Path, folder: Path, *flags: str, **e
     done = run(
         *("generate", tiny.target, "--draft-model", tiny.perturbed, "--prompts", prompts),
         *("--output", output, "--stats", stats, "--num-speculative-tokens", 3, *FLAGS),
-        *("--drafter-args", DRAFTER_FLAGS, *flags),
+        *("--drafter-args", DRAFTER_FLAGS, "--mode", "overlap", *flags),
         **env,
     )
     assert done.returncode == 0, done.stderr[-2000:]
@@ -150,6 +150,7 @@ def test_two_verifiers_on_one_drafter_over_tcp(
             output, stats = tmp_path / f"out{index}", tmp_path / f"stats{index}"
             words: list[Any] = ["generate", tiny.target, "--drafter", address, "--key-file", key]
             words += ("--prompts", prompts, "--output", output, "--stats", stats, *FLAGS)
+            words += ("--mode", "overlap")
             process = subprocess.Popen(
                 command(*words), env=environment(), stderr=subprocess.PIPE, text=True
             )
@@ -227,6 +228,7 @@ def test_a_vocabulary_padded_otherwise_is_no_difference(
     done = run(
         *("generate", tiny.target, "--draft-model", padded, "--prompts", prompts, *FLAGS),
         *("--output", output, "--stats", stats, "--drafter-args", DRAFTER_FLAGS),
+        *("--mode", "overlap"),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert answers(output) == plain

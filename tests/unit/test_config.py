@@ -21,7 +21,7 @@ from minedraft.config import (
 from minedraft.devices import environment
 from minedraft.protocol import MAX_DRAFT_TOKENS
 
-MODES = ["overlap", "sequential"]
+MODES = ["auto", "overlap", "sequential"]
 OPTIONS = MineDraftConfig.__struct_fields__
 
 
@@ -29,7 +29,7 @@ OPTIONS = MineDraftConfig.__struct_fields__
 def configs(draw: st.DrawFn) -> MineDraftConfig:
     waits = sorted([draw(st.floats(0, 3600)), draw(st.floats(1e-6, 3600))])
     return MineDraftConfig(
-        mode=draw(st.sampled_from(["overlap", "sequential"])),
+        mode=draw(st.sampled_from(MODES)),
         draft_seeded=draw(st.booleans()),
         max_wait_s=max(waits[1], 1e-6),
         min_wait_s=waits[0],
