@@ -37,7 +37,7 @@ def draft_model(subject: Subject) -> Iterator[Finding]:
     if subject.draft is None:
         return
     try:
-        config = engine._configure(EngineArgs(subject.draft))
+        config = engine.configure(EngineArgs(subject.draft))
     except (engine.DraftEngineError, ValueError, OSError) as error:
         raise ConfigError(
             f"{subject.draft}: {one_line(error)}; take another drafter, a small decoder-only "

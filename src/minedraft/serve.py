@@ -8,6 +8,7 @@ import argparse
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ logger = init_logger("vllm.minedraft")
 MIDDLEWARE = "minedraft.status.StatusMiddleware"
 FIRST_GREETING_S = 3.0
 """A drafter elsewhere that does not answer by then may come later."""
+SIGNAL_AGAIN_S = 5.0
 
 
 def run_stock(options: argparse.Namespace) -> int:
@@ -160,15 +162,20 @@ def _elsewhere(endpoint: Endpoint, hello: protocol.Hello) -> Endpoint:
 def _supervised(child: DrafterProcess, hello: protocol.Hello) -> Iterator[None]:
     """While the drafter is needed. One that never gets ready ends the server. Raises its error."""
     failures: list[DrafterError] = []
+    ended = threading.Event()
 
     def end(error: DrafterError) -> None:
         failures.append(error)
         os.kill(os.getpid(), signal.SIGTERM)  # vLLM's graceful end
+        # vLLM drops a signal that comes while its engines start.
+        while not ended.wait(SIGNAL_AGAIN_S):
+            os.kill(os.getpid(), signal.SIGTERM)
 
     supervisor = Supervisor(child, hello, end)
     try:
         yield
     finally:
+        ended.set()
         supervisor.stop()
         if failures:
             raise failures[0]

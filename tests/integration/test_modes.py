@@ -1,4 +1,4 @@
-"""Modes that change in the middle of a run, and what single requests ask: the same tokens always."""
+"""Modes that change in mid-run, and what single requests ask: always the same tokens."""
 
 import random
 import time
@@ -96,7 +96,7 @@ def test_after_a_time_without_drafts_sessions_are_caught_up(both: Bench) -> None
         engine.step()
     assert both.stats.drafted == before
     modes.setting = "overlap"
-    finished = {}
+    finished: dict[str, Any] = {}
     while engine.has_unfinished_requests():
         finished |= {o.request_id: o for o in engine.step() if o.finished}
     plain = run(both.plain, prompts, greedy(max_tokens=80))
@@ -141,18 +141,24 @@ def test_an_arrival_does_not_wait_for_the_drafts_of_others(
     before = both.stats.drafted
     while both.stats.drafted == before:
         engine.step()
-    stuck = []
-    monkeypatch.setattr(TransformersEngine, "step", lambda self: stuck.append(1) or [])
+    stuck: list[bool] = []
+
+    def silent(_: Any) -> list[Any]:
+        stuck.append(True)
+        return []
+
+    monkeypatch.setattr(TransformersEngine, "step", silent)
     for _ in range(50):
         engine.step()
         if stuck:
             break
     params = SamplingParams(temperature=0, max_tokens=1)
     engine.add_request("b", {"prompt_token_ids": [8, 9]}, params)
-    started, finished = time.monotonic(), []
-    while not finished:
-        finished = [o.request_id for o in engine.step() if o.finished]
-    assert finished == ["b"]
+    started = time.monotonic()
+    done: list[str] = []
+    while not done:
+        done = [o.request_id for o in engine.step() if o.finished]
+    assert done == ["b"]
     assert time.monotonic() - started < 20 * turns.WAIT_SLICE_S  # the deadline here is 60 s
     engine.abort_request(["a"])
     while engine.has_unfinished_requests():

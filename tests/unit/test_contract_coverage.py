@@ -59,6 +59,7 @@ VARIABLES = {
         "parallel": "vllm.config:ParallelConfig",
     },
     "beside.py": {"model_config": MODEL_CONFIG},
+    "doctor_models.py": {"config": VLLM_CONFIG},
     "llm.py": {"target": VLLM_CONFIG},
     "serve.py": {
         "target": VLLM_CONFIG,
@@ -90,6 +91,8 @@ ATTRIBUTES = {
     "llm_engine": "vllm.v1.engine.llm_engine:LLMEngine",
     "logprobs": "vllm.v1.outputs:LogprobsLists",
     "model_config": MODEL_CONFIG,
+    "lora_config": "vllm.config.lora:LoRAConfig",
+    "lora_request": "vllm.lora.request:LoRARequest",
     "model_runner": RUNNER,
     "parallel_config": "vllm.config:ParallelConfig",
     "reasoning_config": "vllm.config:ReasoningConfig",

@@ -12,6 +12,7 @@ from minedraft.config import ConfigError
 from minedraft.placement import (
     DRAFTER_CORES_SHARE,
     Placement,
+    divide_cores,
     format_cores,
     parse_cores,
     place_on_cpu,
@@ -81,6 +82,17 @@ def test_any_text_is_a_list_of_cores_or_refused(text: str) -> None:
         assert list(parsed) == sorted(set(parsed))
         assert parsed
         assert {int(number) for number in text.replace("-", ",").split(",")} <= set(parsed)
+
+
+@given(cores, st.integers(1, 12))
+def test_workers_share_the_cores_evenly(numbers: set[int], parts: int) -> None:
+    shares = divide_cores(sorted(numbers), parts)
+    assert len(shares) == parts
+    if len(numbers) < parts:
+        assert set(shares) == {tuple(sorted(numbers))}
+    else:
+        assert [core for share in shares for core in share] == sorted(numbers)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 # --- placing on cores -----------------------------------------------------------------------------
@@ -190,6 +202,17 @@ def test_the_target_is_put_on_its_cores(affinity: set[int], own_process: bool) -
     with devices.target_on_cpu(Placement((core,)), own_process=own_process):
         assert os.sched_getaffinity(0) == {core}
     assert os.sched_getaffinity(0) == (affinity if own_process else {core})
+
+
+@pytest.mark.parametrize(("ranks", "bound"), [(1, "{0}"), (2, "{0}|{0}")])
+def test_each_worker_of_a_child_is_bound_to_its_share(
+    affinity: set[int], monkeypatch: pytest.MonkeyPatch, ranks: int, bound: str
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    core = max(affinity)
+    with devices.target_on_cpu(Placement((core,)), own_process=True, ranks=ranks):
+        assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == bound.format(core)
+    assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "auto"
 
 
 def test_cores_that_are_not_there_are_refused_and_nothing_is_changed(affinity: set[int]) -> None:

@@ -162,9 +162,10 @@ def test_a_curve_stays_within_its_measurements(points: dict[int, float]) -> None
     for size, seconds in points.items():
         curve.add(size, seconds)
     low, high = min(points.values()), max(points.values())
-    for size in (min(points), 17, 333.5, max(points), 10**6):
-        if size >= min(points):
-            assert low * 0.8 <= curve(size) <= high * 1.2
+    sizes: tuple[float, ...] = (min(points), 17, 333.5, max(points), 10**6)
+    for where in sizes:
+        if where >= min(points):
+            assert low * 0.8 <= curve(where) <= high * 1.2
     smallest = curve(min(points))
     assert curve(min(points) / 2) <= smallest * 0.6 + 1e-9
 

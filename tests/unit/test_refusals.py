@@ -22,15 +22,22 @@ GOOD: dict[str, Any] = {
     "speculative_config.method": "custom_class",
     "speculative_config.model": NO_DRAFTS,
     "speculative_config.rejection_sample_method": "standard",
+    "speculative_config.num_speculative_tokens_per_batch_size": None,
     "parallel_config.pipeline_parallel_size": 1,
+    "parallel_config.decode_context_parallel_size": 1,
+    "parallel_config.prefill_context_parallel_size": 1,
+    "parallel_config.enable_elastic_ep": False,
     "parallel_config.data_parallel_size": 1,
     "model_config.is_hybrid": False,
     "model_config.is_attention_free": False,
     "model_config.is_encoder_decoder": False,
+    "model_config.is_diffusion": False,
     "model_config.is_moe": False,
     "model_config.runner_type": "generate",
     "scheduler_config.async_scheduling": False,
     "kv_transfer_config": None,
+    "ec_transfer_config": None,
+    "reasoning_config": None,
     "use_v2_model_runner": False,
 }
 
@@ -69,18 +76,31 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"speculative_config.rejection_sample_method": "synthetic"},
         "only rejection_sample_method 'standard'",
     ),
+    (
+        {"speculative_config.num_speculative_tokens_per_batch_size": [(1, 4, 3)]},
+        "leave num_speculative_tokens_per_batch_size out",
+    ),
     ({"parallel_config.pipeline_parallel_size": 2}, "use --tensor-parallel-size instead"),
     ({"model_config.is_hybrid": True}, "hybrid and Mamba targets .*--mode off"),
     ({"model_config.is_attention_free": True}, "hybrid and Mamba targets .*--mode off"),
     ({"model_config.is_encoder_decoder": True}, "only decoder-only text generation"),
     ({"model_config.runner_type": "pooling"}, "only decoder-only text generation"),
+    ({"model_config.is_diffusion": True}, "only decoder-only text generation"),
     ({"kv_transfer_config": SimpleNamespace()}, "remove --kv-transfer-config"),
+    ({"ec_transfer_config": SimpleNamespace()}, "remove --ec-transfer-config"),
+    ({"parallel_config.decode_context_parallel_size": 2}, "context parallelism"),
+    ({"parallel_config.prefill_context_parallel_size": 2}, "context parallelism"),
+    (
+        {"reasoning_config": SimpleNamespace(reasoning_start_str="<think>")},
+        "thinking_token_budget .* remove --reasoning-config",
+    ),
     ({"scheduler_config.async_scheduling": True}, "add --no-async-scheduling"),
     ({"use_v2_model_runner": True}, "set VLLM_USE_V2_MODEL_RUNNER=0"),
     (
         {"parallel_config.data_parallel_size": 2, "model_config.is_moe": True},
         "data-parallel ranks .* use --tensor-parallel-size instead",
     ),
+    ({"parallel_config.enable_elastic_ep": True}, "data-parallel ranks of a mixture of experts"),
 ]
 
 
@@ -89,6 +109,8 @@ def test_a_usual_target_is_served() -> None:
     check_target(config_with({"parallel_config.data_parallel_size": 2}))
     check_target(config_with({"model_config.is_moe": True}))
     check_target(config_with({"scheduler_config.async_scheduling": None}))
+    parser_only = SimpleNamespace(reasoning_start_str="")
+    check_target(config_with({"reasoning_config": parser_only}))
 
 
 @pytest.mark.parametrize(("changes", "says"), CASES, ids=lambda value: str(value)[:50])
@@ -201,6 +223,12 @@ def test_vllm_serves_a_usual_target(tmp_path: Path) -> None:
             {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
             "KV connectors",
         ),
+        (LLAMA, {"kv_offloading_size": 1.0}, "--kv-offloading-size"),
+        (
+            LLAMA,
+            {"ec_transfer_config": {"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}},
+            "encoder cache connectors",
+        ),
         (MIXTRAL, {"data_parallel_size": 2}, "data-parallel ranks of a mixture of experts"),
         (WHISPER, {}, "only decoder-only text generation"),
         (JAMBA, {}, "hybrid and Mamba targets"),
@@ -222,6 +250,8 @@ def test_vllm_serves_a_usual_target(tmp_path: Path) -> None:
     ids=[
         "pipeline",
         "connector",
+        "offloading",
+        "encoder-cache",
         "mixtral",
         "whisper",
         "jamba",
@@ -235,3 +265,11 @@ def test_vllms_own_configurations_are_refused(
     tmp_path: Path, model: dict[str, Any], changes: dict[str, Any], says: str
 ) -> None:
     assert says in refusal(vllm_config(tmp_path, model, **changes))
+
+
+@pytest.mark.parametrize(
+    "option", ["enable_return_routed_experts", "return_sampling_mask", "enable_trace_replay"]
+)
+def test_what_needs_another_runner_is_refused_by_vllm(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ValueError, match="requires Model Runner V2"):
+        vllm_config(tmp_path, LLAMA, **{option: True})

@@ -2,15 +2,20 @@
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from faulty import random_frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from minedraft import protocol
+from minedraft import protocol, transport
+from minedraft.config import Endpoint
 from minedraft.drafter import server as server_module
 from minedraft.drafter.server import DraftServer
-from minedraft.drafter.sessions import Drafted, Lost
+from minedraft.drafter.sessions import Drafted, Lost, Sessions
 from minedraft.protocol import Draft, Drafts, Extend, Greet, Hello, Open, Refused, Update, Welcome
 
 WELCOME = Welcome(protocol.PROTOCOL_VERSION, "drafter", "v", 50, 1000)
@@ -127,10 +132,18 @@ class Bench:
         self.server.serve_once()
 
     def heard(self, peer: bytes) -> list[protocol.ToVerifier]:
-        """What a peer got since the last call, empty probes left out."""
+        """What a peer got since the last call, empty probes left out, without times."""
         mine = [message for name, message in self.socket.sent if name == peer]
         self.socket.sent = [item for item in self.socket.sent if item[0] != peer]
-        return [message for message in mine if message != Drafts()]
+        timeless = [
+            structs.replace(m, spans=[], sent_s=0.0) if isinstance(m, Drafts) else m for m in mine
+        ]
+        return [message for message in timeless if message != Drafts()]
+
+    def spans(self, peer: bytes) -> list[tuple[float, float, int]]:
+        """When the engine computed for a peer, as it was told since the last ``heard``."""
+        answers = [m for name, m in self.socket.sent if name == peer and isinstance(m, Drafts)]
+        return [(s.start_s, s.end_s, s.rows) for answer in answers for s in answer.spans]
 
     def check(self) -> None:
         """The books of server and engine are the same."""
@@ -273,16 +286,30 @@ def test_a_lost_session_is_said_and_forgotten(bench: Bench) -> None:
     assert bench.server.num_sessions == 0
 
 
-def test_too_many_sessions_are_dropped_and_counted(
+def test_too_many_sessions_are_lost_and_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_SESSIONS", 3)
     bench.serve((A, HELLO), (A, opens(1, 2, 3, 4, 5)), (B, HELLO), (B, opens(1)))
     assert set(bench.engine.held) == {(A, 1), (A, 2), (A, 3), (B, 1)}
     assert bench.server.dropped == {"too many sessions": 2}
+    lost = [protocol.Lost(number, protocol.LOST_KV_FULL) for number in (4, 5)]
+    assert bench.heard(A)[1:] == [Drafts(lost=lost)]
     bench.serve((A, Update(close=[1])), (A, opens(6)))
     assert (A, 6) in bench.engine.held
+    assert bench.heard(A) == []
     bench.check()
+
+
+def test_a_verifier_that_does_not_hear_of_its_losses_is_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_SESSIONS", 1)
+    bench.serve((A, HELLO))
+    bench.socket.gone.add(A)
+    bench.serve((A, opens(1, 2)))
+    assert not bench.verifiers
+    assert not bench.engine.held
 
 
 def test_a_session_of_a_full_verifier_may_be_opened_anew(
@@ -508,3 +535,167 @@ def check_answers(bench: Bench) -> None:
                 for draft in message.drafts:
                     assert draft.session not in lost
                     assert draft.base_len <= len(bench.engine.held[(peer, draft.session)])
+
+
+# --- spans ------------------------------------------------------------------------------------
+
+
+def test_an_answer_says_when_the_engine_computed_for_it(bench: Bench) -> None:
+    bench.serve((A, HELLO), (A, opens(1, 2)), (A, wants(1, 2)), (A, wants(2, 2)))
+    assert bench.spans(A) == [(100.0, 100.5, 2)]
+    assert [m.sent_s for _, m in bench.socket.sent if isinstance(m, Drafts) and m.drafts] == [100.5]
+    bench.clock.now = 200.0
+    bench.serve((A, wants(1, 2)))
+    assert bench.spans(A) == [(100.0, 100.5, 2), (200.0, 200.5, 1)], "each is told once"
+
+
+class SlowEngine(FakeEngine):
+    """Answers after so many steps."""
+
+    def __init__(self, clock: Clock, steps: int) -> None:
+        super().__init__(clock)
+        self.left = steps
+
+    def step(self) -> list[Drafted | Lost]:
+        self.left -= 1
+        if self.left > 0:
+            self.clock.now += self.step_s
+            return []
+        return super().step()
+
+
+def test_the_steps_of_one_answer_are_one_span(bench: Bench) -> None:
+    bench.engine = SlowEngine(bench.clock, 4)
+    bench.server = DraftServer(bench.engine, bench.socket, WELCOME)
+    bench.serve((B, HELLO), (B, opens(5)))
+    bench.serve((A, HELLO), (A, opens(1)), (A, wants(1, 2)))
+    while bench.engine.has_work():
+        bench.serve()
+    assert bench.spans(A) == [(100.0, 102.0, 1)]
+    assert bench.spans(B) == [], "it was not answered"
+    bench.clock.now = 200.0
+    bench.serve((B, wants(5, 2)))
+    assert bench.spans(B) == [(100.0, 102.0, 1), (200.0, 200.5, 1)], "both used the engine"
+
+
+def test_a_span_ends_when_its_work_is_withdrawn(bench: Bench) -> None:
+    bench.engine = SlowEngine(bench.clock, 3)
+    bench.server = DraftServer(bench.engine, bench.socket, WELCOME)
+    bench.serve((A, HELLO), (A, opens(1, 2)), (A, wants(1, 2)))
+    bench.serve((A, Update(close=[1])))
+    bench.serve()
+    idle_until = bench.clock.now
+    while bench.engine.left > 0:
+        bench.serve((A, wants(2, 2)))
+    assert bench.spans(A) == [(100.0, 100.5, 0), (idle_until, bench.clock.now, 1)]
+
+
+def test_of_too_many_untold_spans_the_latest_are_kept(bench: Bench) -> None:
+    bench.serve((A, HELLO), (A, opens(1)), (B, HELLO), (B, opens(2)))
+    for _ in range(protocol.MAX_SPANS + 5):
+        bench.serve((B, wants(2, 2)))
+    bench.serve((A, wants(1, 2)))
+    spans = bench.spans(A)
+    assert len(spans) == protocol.MAX_SPANS
+    assert spans == sorted(spans)
+    assert spans[-1][1] == bench.clock.now
+
+
+def test_ten_thousand_random_frames(bench: Bench) -> None:
+    """Of three peers, one of whom is as it should be and is served all the while."""
+    bench.serve((C, HELLO), (C, opens(1)))
+    for number, frame in enumerate(random_frames(1, 10_000)):
+        bench.serve(((A, B)[number % 2], frame))
+        if number % 100 == 0:
+            bench.heard(C)
+            bench.serve((C, wants(1, 2)))
+            assert [type(message) for message in bench.heard(C)] == [Drafts]
+            bench.check()
+    assert bench.server.dropped["malformed message"] > 5000
+    bench.socket.gone |= {A, B, C}
+    for _ in range(20):
+        bench.serve()
+    assert bench.server.num_sessions == 0
+    assert not bench.engine.held
+
+
+def test_random_frames_through_real_sockets(bench: Bench, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    endpoint = Endpoint(f"ipc://{tmp_path}/drafter")
+    with (
+        closing(transport.Server(endpoint)) as socket,
+        closing(transport.Link(endpoint)) as hostile,
+        closing(transport.Link(endpoint)) as good,
+    ):
+        server = DraftServer(bench.engine, socket, WELCOME)
+
+        def says(message: protocol.ToDrafter) -> protocol.ToVerifier:
+            while not good.send(protocol.encode(message)):
+                pass
+            while (frame := good.receive()) is None or frame == protocol.encode(Drafts()):
+                server.serve_once()
+            return protocol.decode_to_verifier(frame)
+
+        assert says(HELLO) == WELCOME
+        for number, frame in enumerate(random_frames(3, 600)):
+            while not hostile.send(frame):
+                server.serve_once()
+            if number % 50 == 0:
+                answer = says(Update([], [Open(number, [1, 2])], [Extend(number, 2, [], 2)]))
+                assert isinstance(answer, Drafts)
+                assert [draft.tokens for draft in answer.drafts] == [[2, 3]]
+    assert server.dropped["malformed message"] > 200
+
+
+class SessionsEngine:
+    """The real books of an engine, whose model says 7 after everything."""
+
+    def __init__(self) -> None:
+        self.released = 0
+        self.sessions = Sessions(
+            max_model_len=30,
+            vocab_size=64,
+            max_rows=3,
+            max_tokens=16,
+            chunk=8,
+            release=lambda session: self.count(),
+        )
+        self.open, self.extend, self.close = (
+            self.sessions.open,
+            self.sessions.extend,
+            self.sessions.close,
+        )
+
+    def count(self) -> None:
+        self.released += 1
+
+    def has_work(self) -> bool:
+        return self.sessions.has_work
+
+    def step(self) -> list[Drafted | Lost]:
+        for session, count in [(row.session, row.count) for row in self.sessions.plan()]:
+            ends = session.computed + count == len(session.tokens)
+            self.sessions.advance(session, count, (7, -1.0) if ends else None)
+        return self.sessions.take_answers()
+
+
+def test_random_frames_on_the_books_of_an_engine(bench: Bench) -> None:
+    engine = SessionsEngine()
+    server = DraftServer(engine, bench.socket, WELCOME)
+    for number, frame in enumerate(random_frames(5, 10_000)):
+        good: protocol.ToDrafter = HELLO
+        if number % 10 > 1:
+            good = Update([], [Open(number % 7, [1, 2])], [Extend(number % 7, 2, [], 2)])
+        for sent in (frame, protocol.encode(good)):
+            bench.socket.arrived.append(((A, B)[number % 2], sent))
+        server.serve_once()
+        assert len(engine.sessions) == server.num_sessions
+    answers = [message for _, message in bench.socket.sent if isinstance(message, Drafts)]
+    assert sum(len(answer.drafts) for answer in answers) > 100
+    assert {lost.reason for answer in answers for lost in answer.lost} > {protocol.LOST_UNKNOWN}
+    bench.socket.gone |= {A, B}
+    for _ in range(20):
+        server.serve_once()
+    assert server.num_sessions == len(engine.sessions) == 0
+    assert engine.released > 100
+    assert not engine.has_work()

@@ -1,13 +1,14 @@
 """Real sockets: who may speak is heard, who may not is not, and nobody stops the others."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -191,9 +192,12 @@ def test_a_verifier_that_is_gone_is_an_error_and_the_others_are_served(endpoint:
 
 def test_a_drafter_that_is_gone_is_noticed_and_found_again(endpoint: Endpoint) -> None:
     with closing(Link(endpoint)) as link:
+        assert not link.is_up()
         with closing(Server(endpoint)) as server:
             before = connect(link, server)
+            assert link.is_up()
         until(lambda: not link.send(b"are you there"))
+        assert not link.is_up()
         with closing(Server(endpoint)) as server:
             assert connect(link, server) != before, "a restarted drafter knows nobody"
 
@@ -210,9 +214,37 @@ def test_a_verifier_that_does_not_read_is_given_up_and_the_others_are_served(
         sent = 0
         while server.send(peers[0], bytes(1000)):
             sent += 1
-            assert sent < 10 * transport.MAX_QUEUED_MESSAGES, "the queue has no end"
+            assert sent < 100 * transport.MAX_UNSENT_ANSWERS, "the queue has no end"
         assert server.send(peers[1], b"served")
         assert receive(reads) == [b"served"]
+
+
+def test_a_burst_of_new_requests_waits_for_a_drafter_that_computes(endpoint: Endpoint) -> None:
+    with closing(Server(endpoint)) as server, closing(Link(endpoint)) as link:
+        connect(link, server)
+        burst = [b"%d" % n + bytes(300) for n in range(transport.MAX_UNSENT_UPDATES - 100)]
+        for frame in burst:
+            assert link.send(frame)
+        for frame in burst:
+            assert receive(server)[1] == frame
+
+
+@pytest.mark.parametrize("deaf", ["server", "link"])
+def test_what_a_peer_leaves_unread_is_bounded(endpoint: Endpoint, deaf: str) -> None:
+    """The queue of who does not read, not only that of who sends."""
+    large, most = bytes(1 << 16), transport.MAX_UNREAD_MESSAGES
+    with closing(Server(endpoint)) as server, closing(Link(endpoint)) as link:
+        peer = connect(link, server)
+        # The kernel's buffers take some too, and the sender's own queue is not what is tested.
+        unsent = transport.MAX_UNSENT_UPDATES if deaf == "server" else transport.MAX_UNSENT_ANSWERS
+        sent = 0
+        while link.send(large) if deaf == "server" else server.send(peer, large):
+            sent += 1
+            if not sent % 100:
+                time.sleep(0.01)
+        assert sent <= unsent + most + 400
+        if deaf == "server":
+            assert not link.is_up(), "the verifier knows"
 
 
 def test_closing_does_not_wait_for_those_who_do_not_read(endpoint: Endpoint) -> None:
@@ -325,6 +357,19 @@ def test_a_drafter_is_found_where_something_else_answered_before(
             connect(link, server)
 
 
+def test_a_name_that_is_not_found_for_a_while_stops_nothing(
+    tcp: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "RENEW_S", 0.0)
+    with closing(Link(tcp)) as link:
+        monkeypatch.setattr(link, "_address", "tcp://no such host:5555")
+        for _ in range(3):
+            assert not link.send(b"")
+        monkeypatch.undo()
+        with closing(Server(tcp)) as server:
+            connect(link, server)
+
+
 @contextmanager
 def web_server(endpoint: Endpoint) -> Iterator[list[bool]]:
     """What answers on the port is no drafter; the list grows with every answer."""
@@ -393,6 +438,41 @@ def test_noise_on_the_socket_does_not_stop_the_server(endpoint: Endpoint) -> Non
             connection.close()
 
 
+def test_a_drafter_answers_through_a_storm_of_raw_bytes(endpoint: Endpoint) -> None:
+    rng = random.Random(1)
+    storm = [rng.randbytes(rng.randrange(1 << 12)) for _ in range(300)] + [rng.randbytes(1 << 20)]
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+    for index in range(0, len(storm), 3):
+        storm[index] = greeting + storm[index]
+    ended: list[bool] = []
+
+    def blow() -> None:
+        for noise in storm:
+            with closing(raw_connection(endpoint)) as connection:
+                connection.settimeout(1.0)
+                with suppress(OSError):  # closed in our face, or not read: fine
+                    connection.sendall(noise)
+            time.sleep(0.002)
+        ended.append(True)
+
+    with closing(Server(endpoint)) as server, closing(Link(endpoint)) as link:
+        peer = connect(link, server)
+        thread = Thread(target=blow)
+        thread.start()
+        turns = 0
+        while not ended:
+            turns += 1
+            started = time.monotonic()
+            assert link.send(b"%d" % turns)
+            while receive(server) != [peer, b"%d" % turns]:
+                pass  # without keys, noise may be heard as frames
+            assert server.send(peer, b"answer %d" % turns)
+            assert receive(link) == [b"answer %d" % turns]
+            assert time.monotonic() - started < PATIENCE_S / 2
+        thread.join()
+        assert turns > 10
+
+
 def test_of_a_stray_multipart_message_the_last_part_is_taken(folder: Folder) -> None:
     endpoint = make_endpoint("ipc", folder)
     with (
@@ -444,6 +524,37 @@ def test_a_client_without_our_key_pair_is_not_heard(tcp: Endpoint, knows_the_ser
             assert is_deaf(server, lambda: None)
         with closing(Link(tcp)) as friend:
             connect(friend, server)
+
+
+@pytest.mark.parametrize("gone", ["thread", "socket too"])
+def test_when_nobody_checks_keys_nobody_is_admitted(
+    tcp: Endpoint, folder: Folder, gone: str
+) -> None:
+    assert tcp.key_file
+    create_key_file(folder / "other")
+    with closing(Server(tcp)) as server, closing(Link(tcp)) as friend, zmq.Context() as context:
+        peer = connect(friend, server)
+        authenticator = server._authenticator
+        assert authenticator is not None
+        authenticator.pipe.send(b"TERMINATE")
+        authenticator.thread.join()
+        if gone == "socket too":
+            authenticator.zap_socket.close()
+        with (
+            closing(Link(Endpoint(tcp.address, str(folder / "other")))) as stranger,
+            context.socket(zmq.DEALER) as half_known,
+            closing(Link(tcp)) as late_friend,
+        ):
+            half_known.linger = 0
+            half_known.curve_serverkey = transport._key_pairs(tcp.key_file)["server"][0]
+            half_known.curve_publickey, half_known.curve_secretkey = zmq.curve_keypair()
+            half_known.connect(tcp.address)
+            half_known.send(b"let me in")
+            assert is_deaf(server, lambda: [stranger.send(b"and me"), late_friend.send(b"me")])
+        assert server.send(peer, b"who is in stays")
+        assert receive(friend) == [b"who is in stays"]
+        started = time.monotonic()
+    assert time.monotonic() - started < 2.0, "closing waits for a thread that is gone"
 
 
 def test_a_key_file_is_ones_own_and_stays(folder: Folder) -> None:
@@ -504,10 +615,30 @@ def test_a_key_file_that_cannot_be_read_is_refused(tcp: Endpoint, folder: Folder
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o710, 0o701, 0o707])
 def test_an_ipc_folder_that_others_may_enter_is_refused(folder: Folder, mode: int) -> None:
     folder.chmod(mode)
-    with pytest.raises(ConfigError, match=f"others may enter {folder}.*chmod 700") as raised:
-        Server(Endpoint(f"ipc://{folder}/drafter"))
-    one_line(raised)
+    for end in (Server, Link):
+        with pytest.raises(ConfigError, match=f"others may enter {folder}.*chmod 700") as raised:
+            end(Endpoint(f"ipc://{folder}/drafter"))
+        one_line(raised)
     assert not (folder / "drafter").exists()
+
+
+@pytest.mark.parametrize("end", [Server, Link])
+def test_an_ipc_folder_of_another_user_is_refused(
+    folder: Folder, end: Callable[[Endpoint], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: us + 1)
+    with pytest.raises(ConfigError, match=f"others may enter {folder}") as raised:
+        end(Endpoint(f"ipc://{folder}/drafter"))
+    one_line(raised)
+
+
+def test_a_verifier_may_come_before_the_folder_of_its_drafter(folder: Folder) -> None:
+    endpoint = Endpoint(f"ipc://{folder}/later/drafter")
+    with closing(Link(endpoint)) as link:
+        assert not (folder / "later").exists()
+        with closing(Server(endpoint)) as server:
+            connect(link, server)
 
 
 def test_an_ipc_folder_is_made_for_its_owner_only(folder: Folder) -> None:
@@ -622,9 +753,10 @@ def test_a_file_that_is_no_socket_is_not_replaced(folder: Folder) -> None:
 @pytest.mark.parametrize("name", ["file/drafter", "file/below/drafter"])
 def test_a_folder_that_cannot_be_is_refused_in_one_line(folder: Folder, name: str) -> None:
     (folder / "file").touch()
-    with pytest.raises(ConfigError, match="drafter address") as raised:
-        Server(Endpoint(f"ipc://{folder}/{name}"))
-    one_line(raised)
+    for end in (Server, Link):
+        with pytest.raises(ConfigError, match="drafter address") as raised:
+            end(Endpoint(f"ipc://{folder}/{name}"))
+        one_line(raised)
 
 
 def test_a_server_that_was_refused_leaves_nothing_open(folder: Folder) -> None:

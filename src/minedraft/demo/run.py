@@ -76,7 +76,7 @@ def demo(timeline: Path | None) -> int:
             }
             results.append(_show(console, way, job, questions))
         if timeline is not None:
-            _draw(timeline, Path(job["trace"]))
+            _draw(timeline, Path(str(job["trace"])))
     console.print(table(results))
     console.print(
         f"Target {target.name}, drafter {drafter.name}, float32, greedy, {len(messages)} prompts "

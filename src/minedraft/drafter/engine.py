@@ -76,7 +76,7 @@ class DraftEngine:
     """
 
     def __init__(self, engine_args: EngineArgs, *, chunk: int = DEFAULT_CHUNK) -> None:
-        config = _configure(engine_args)
+        config = configure(engine_args)
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self._kv = self._core.scheduler.kv_cache_manager
         try:
@@ -272,7 +272,7 @@ def _append_verified(request: Request, session: Session) -> None:
         request.append_output_token_ids(session.tokens[request.num_tokens : session.verified])
 
 
-def _configure(engine_args: EngineArgs) -> VllmConfig:
+def configure(engine_args: EngineArgs) -> VllmConfig:
     """The configuration of a drafter. Raises DraftEngineError."""
     if engine_args.speculative_config is not None:
         raise DraftEngineError("a drafter drafts token by token: give it no speculative_config")

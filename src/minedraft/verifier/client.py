@@ -24,6 +24,8 @@ HELLO_INTERVAL_S = 0.5
 REFUSED_INTERVAL_S = 30.0
 """Between the hellos to a drafter that refused: it may find room for one more verifier."""
 REOPEN_INTERVAL_S = 1.0
+STARVED_INTERVAL_S = 10.0
+"""Until a session that found the drafter full is opened again, if none of ours has ended before."""
 MAX_MESSAGES = 1024
 """Taken in by one poll, so that a flood does not stop the target."""
 TAIL = 128
@@ -58,13 +60,14 @@ class Session:
     most_drafts: int = protocol.MAX_DRAFT_TOKENS
     num_drafts: int = 0
     asked_at: float = 0.0
+    wait_until: float = 0.0
     asked_length: int = 0
     pending: bool = False
     waited_for: bool = False
     """An answer came, and the last one came in time: worth a wait."""
     reopened_at: float = float("-inf")
-    mislaid: bool = False
-    """The drafter does not know it, and should: it is opened anew."""
+    retry_at: float = float("inf")
+    """The drafter lost it, and may take it again by then."""
 
 
 @dataclass(slots=True)
@@ -185,9 +188,9 @@ class DrafterClient:
         session.num_drafts = min(num_drafts, session.most_drafts)
         if self._resting:
             return
-        if session.mislaid:
-            self._reopen_mislaid(session)
-        elif session.number in self._by_number and not self._is_overtaken(session):
+        if session.number not in self._by_number:
+            self._retry(session)
+        elif not self._is_overtaken(session):
             self._tell(session)
 
     def rest(self, resting: bool) -> None:
@@ -212,7 +215,7 @@ class DrafterClient:
         self._close, self._open, self._extend = [], {}, {}
         for update in updates:
             if self.connected and not self._transport.send(protocol.encode(update)):
-                self._disconnected("it is not reachable")
+                self._disconnected("not reachable")
 
     # --- what the scheduler asks --------------------------------------------------------------
 
@@ -230,7 +233,7 @@ class DrafterClient:
             return Drafts.READY
         if not (session.pending and session.waited_for and self.connected):
             return Drafts.NONE
-        if now - session.asked_at <= self.deadline_s():
+        if now <= session.wait_until:
             return Drafts.PENDING
         session.waited_for = False
         self.counters.late_requests += 1
@@ -248,8 +251,7 @@ class DrafterClient:
 
     def next_deadline(self, requests: Sequence[str]) -> float:
         """The clock time at which the first of these pending requests stops being waited for."""
-        asked = (self._sessions[request].asked_at for request in requests)
-        return min(asked) + self.deadline_s()
+        return min(self._sessions[request].wait_until for request in requests)
 
     # --- the connection -----------------------------------------------------------------------
 
@@ -310,7 +312,7 @@ class DrafterClient:
             case protocol.Refused():
                 self._refuse(message.reason)
             case protocol.Greet():
-                self._disconnected("it has been started anew")
+                self._disconnected("started anew")
                 self._refused = False
                 self._hello_at = float("-inf")
                 self._greet()
@@ -325,23 +327,24 @@ class DrafterClient:
         if reason is not None:
             self._refuse(reason)
         elif not self.connected:
-            logger.info("MineDraft: drafter %s attached", message.model)
+            logger.info("MineDraft: drafter attached: model=%s", _printable(message.model))
             self.connected = self.counters.attached = True
-            self.model = message.model
+            self.model = _printable(message.model)
             self._refused, self._refusal = False, ""
             if not self._resting:
                 for session in self._sessions.values():
                     self._reopen(session)
 
     def _refuse(self, reason: str) -> None:
+        reason = _printable(reason)
         if reason != self._refusal:
-            logger.error("MineDraft: no drafting with this drafter: %s", reason)
+            logger.error("MineDraft: drafter refused, no drafts: reason=%s", reason)
         self._refused, self._refusal = True, reason
-        self._disconnected("it refuses")
+        self._disconnected("refused")
 
     def _disconnected(self, why: str) -> None:
         if self.connected:
-            logger.warning("MineDraft: the drafter is gone (%s); decoding without drafts", why)
+            logger.warning("MineDraft: drafter gone, no drafts until it is back: reason=%s", why)
             self.counters.disconnects += 1
         self.connected = self.counters.attached = False
         self._by_number.clear()
@@ -383,6 +386,7 @@ class DrafterClient:
         session.pending = session.num_drafts > 0
         if session.pending:
             session.asked_at, session.asked_length = self._clock(), session.length
+            session.wait_until = session.asked_at + self.deadline_s()
             self.counters.requested += session.num_drafts
 
     def _forget(self, session: Session) -> None:
@@ -402,7 +406,7 @@ class DrafterClient:
         first = session.reopened_at == float("-inf")
         session.waited_for = first and self._config.wait_for_first_drafts
         session.reopened_at = self._clock()
-        session.mislaid = False
+        session.retry_at = float("inf")
         self._announce(session, list(self._tokens_of(session.request))[: session.length])
         session.pending = False
         if session.num_drafts and session.number in self._by_number:
@@ -425,7 +429,7 @@ class DrafterClient:
     def _observe(self, answered: Sequence[protocol.Draft], busy_s: float) -> None:
         """Says how long the drafter took for these answers."""
         asked_at = min(self._by_number[draft.session].asked_at for draft in answered)
-        round_trip_s = self._clock() - asked_at
+        round_trip_s = self._since(asked_at)
         if self._is_waiting:
             self._latency_s += SMOOTHING * (max(0.0, round_trip_s - busy_s) - self._latency_s)
             seconds = round_trip_s
@@ -453,7 +457,6 @@ class DrafterClient:
             outside = (i for i, t in enumerate(tokens) if t >= self._hello.vocab_size)
             tokens = tokens[: next(outside)]
         self.counters.received += len(tokens)
-        session.waited_for = True
         rest = tokens
         if behind:
             rest = _remainder(tokens, [session.tail[index] for index in range(-behind, 0)])
@@ -461,8 +464,8 @@ class DrafterClient:
             session.path = rest
         is_answer = session.pending and draft.base_len == session.asked_length
         if is_answer:
-            session.pending = False
-            round_trip_s = self._clock() - session.asked_at
+            session.pending, session.waited_for = False, True
+            round_trip_s = self._since(session.asked_at)
             self.counters.round_trip_s += SMOOTHING * (round_trip_s - self.counters.round_trip_s)
         if behind and not rest:
             self._drop("late")
@@ -478,13 +481,19 @@ class DrafterClient:
         self._drop(f"session lost: {reason}")
         if reason == protocol.LOST_KV_FULL:
             self._starved.append(session.request)
+            session.retry_at = self._clock() + STARVED_INTERVAL_S
         elif reason == protocol.LOST_UNKNOWN:
-            session.mislaid = True
-            self._reopen_mislaid(session)
+            session.retry_at = session.reopened_at + REOPEN_INTERVAL_S
+            self._retry(session)
 
-    def _reopen_mislaid(self, session: Session) -> None:
-        if not self._resting and self._clock() - session.reopened_at >= REOPEN_INTERVAL_S:
+    def _retry(self, session: Session) -> None:
+        """Opens a lost session anew if it is time."""
+        if not self._resting and self.connected and self._clock() >= session.retry_at:
             self._reopen(session)
+
+    def _since(self, asked_at: float) -> float:
+        """Seconds; a drafter that stood still for minutes is not to be waited for as long again."""
+        return min(self._clock() - asked_at, self._config.max_wait_s)
 
     def _drop(self, reason: str, detail: str = "") -> None:
         if reason not in self.counters.dropped:
@@ -512,6 +521,11 @@ def _updates(
         yield protocol.Update(close, part, extend[:most])
         close, part, extend = [], [], extend[most:]
     yield protocol.Update(close, part, extend)
+
+
+def _printable(text: str) -> str:
+    """A peer's text in one line, so that it cannot pass for lines of our log."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _remainder(path: Sequence[int], tokens: Sequence[int]) -> list[int]:

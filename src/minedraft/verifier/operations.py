@@ -3,6 +3,7 @@
 Plain Python, no vLLM.
 """
 
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.modes import Modes, Setting
 from minedraft.verifier.stats import Stats
 from minedraft.verifier.trace import Trace, path_of_engine
+
+logger = logging.getLogger("vllm.minedraft")
 
 IDLE_S = 0.2
 """The engine talks to its drafter in every step. After so long without one it is idle."""
@@ -79,6 +82,7 @@ class Operations:
 
     def set_mode(self, mode: Setting) -> None:
         """From the next step on."""
+        logger.info("MineDraft: mode set: engine=%d mode=%s", self._number, mode)
         self._modes.setting = mode
 
     def set_trace(self, path: str) -> None:
@@ -89,6 +93,8 @@ class Operations:
             else None
         )
         old, self.trace = self.trace, new
+        if new is not None:
+            logger.info("MineDraft: trace begun: file=%s", new.path)
         if old is not None:
             old.close()
 

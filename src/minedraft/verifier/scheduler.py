@@ -40,6 +40,10 @@ from minedraft.verifier.turns import Turn, Turns, take_turn
 logger = logging.getLogger("vllm.minedraft")
 
 
+MAX_COMPLAINTS = 32
+"""Different faults in the options of requests that are logged, each once."""
+
+
 class _Everything:
     """Stands for the set of requests of the last step, to which nobody is new.
 
@@ -85,6 +89,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         self._scheduled_at = 0.0
         self._ended_at: float | None = None
         self._waited_s = 0.0
+        self._complaints: set[str] = set()
         self.prev_step_scheduled_req_ids = _Everything()
         # vLLM pads one-token prefills with drafts of -1 to keep full CUDA graphs, unless it thinks
         # that K varies with the batch. They count as rejected drafts, and CPU kernels misread them.
@@ -268,12 +273,29 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         try:
             options = RequestOptions.of(params.extra_args)
         except ConfigError as error:
-            logger.warning("MineDraft: request %s not drafted for: %s", request.request_id, error)
+            if str(error) not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
+                self._complaints.add(str(error))
+                logger.warning("MineDraft: no drafts for %s: %s", request.request_id, error)
             return 0
         seeded = self._draft_seeded if options.draft_seeded is None else options.draft_seeded
         if not options.draft or (params.sampling_type == SamplingType.RANDOM_SEED and not seeded):
             return 0
         return options.max_draft_tokens
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        """Whether a waiting request may join the step.
+
+        vLLM 0.32 counts the adapters of a step only, and fails if those of the hidden come on top.
+        """
+        may_join: bool = super()._handle_blocked_waiting_request(request)
+        return may_join and self._adapter_fits(request)
+
+    def _adapter_fits(self, request: Any) -> bool:
+        if self.lora_config is None or request.lora_request is None:
+            return True
+        held = {r.lora_request.lora_int_id for r in self.running if r.lora_request is not None}
+        most: int = self.lora_config.max_loras
+        return len(held | {request.lora_request.lora_int_id}) <= most
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The one way out of a request: stopped, aborted or failed."""

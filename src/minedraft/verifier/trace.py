@@ -180,7 +180,7 @@ class Trace:
             self._stop(error.strerror)
 
     def _stop(self, why: str | None) -> None:
-        logger.warning("MineDraft: the trace %s ends: %s", self.path, why)
+        logger.warning("MineDraft: trace ended: file=%s reason=%s", self.path, why)
         self._end()
 
     def _end(self) -> None:
