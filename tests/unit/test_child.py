@@ -5,21 +5,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
+from servers import HELLO, WELCOME, answering
 
 from minedraft import protocol
 from minedraft.config import Endpoint
 from minedraft.drafter import child
-from minedraft.drafter.child import DrafterError, DrafterProcess, greet
-from minedraft.protocol import Drafts, Greet, Hello, Refused, Welcome
+from minedraft.drafter.child import DrafterError, DrafterProcess, NoDrafterError, greet
+from minedraft.protocol import Drafts, Greet, Refused, Welcome
 from minedraft.transport import Server
-
-HELLO = Hello(protocol.PROTOCOL_VERSION, "v", 50)
-WELCOME = Welcome(protocol.PROTOCOL_VERSION, "drafter", "v", 50, 1000)
 
 
 @pytest.fixture
@@ -27,31 +25,6 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Endpoint:
     folder = tmp_path_factory.mktemp("s")
     folder.chmod(0o700)
     return Endpoint(f"ipc://{folder}/d")
-
-
-@contextmanager
-def answering(endpoint: Endpoint, *answers: protocol.ToVerifier | bytes) -> Iterator[list[bytes]]:
-    """What listens there gives one answer after the other, the last again and again."""
-    heard: list[bytes] = []
-    stop = threading.Event()
-    server = Server(endpoint)
-
-    def serve() -> None:
-        while not stop.is_set():
-            if server.wait(0.02) and (received := server.receive()):
-                answer = answers[min(len(heard), len(answers) - 1)]
-                heard.append(received[1])
-                frame = answer if isinstance(answer, bytes) else protocol.encode(answer)
-                server.send(received[0], frame)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield heard
-    finally:
-        stop.set()
-        thread.join()
-        server.close()
 
 
 def one_line(raised: pytest.ExceptionInfo[DrafterError]) -> str:
@@ -105,7 +78,7 @@ def test_without_a_welcome_it_gives_up_in_time(
     says = "no drafter answers at ipc://.* within 1 s"
     with (
         answering(endpoint, answers) if answers else nullcontext(),
-        pytest.raises(DrafterError, match=says) as raised,
+        pytest.raises(NoDrafterError, match=says) as raised,
     ):
         greet(endpoint, HELLO, 0.6)
     one_line(raised)
@@ -244,3 +217,19 @@ def test_modules_where_the_command_is_given_are_not_taken(
     )
     assert run.returncode == 2
     assert run.stderr.strip() == "minedraft: cores 'x': write numbers and ranges, as in 0-3,8"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Welcome(protocol.PROTOCOL_VERSION, "drafter", "w", 50, 1000), "not the target's"),
+        (Welcome(protocol.PROTOCOL_VERSION + 1, "drafter", "v", 50, 1000), "speaks protocol"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused(
+    endpoint: Endpoint, answer: Welcome, says: str
+) -> None:
+    with answering(endpoint, answer), pytest.raises(DrafterError, match=says) as raised:
+        greet(endpoint, HELLO, 10.0)
+    assert not isinstance(raised.value, NoDrafterError)
+    one_line(raised)

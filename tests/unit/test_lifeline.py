@@ -172,3 +172,56 @@ def test_a_drafter_that_outlived_its_verifier_takes_its_folder_along(
         parent.kill()
         assert seconds_until_the_end(pipe, 10.0) < WITHIN_S
         assert list(folders.iterdir()) == []
+
+
+HAS_CHILDREN = """
+import multiprocessing, os, subprocess, sys, time
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from minedraft import lifeline
+
+def watched(duplicate):
+    import setproctitle
+    pipe = duplicate.detach()
+    setproctitle.setproctitle("watched")
+    lifeline.exit_with_parent_process()
+    os.write(pipe, b"r")
+    time.sleep(60)
+
+if __name__ == "__main__":
+    folder, pipe = sys.argv[1], int(sys.argv[2])
+    os.environ.update(lifeline.family(Path(folder)))
+    os.set_inheritable(pipe, True)
+    unwatched = "import os, setproctitle, sys, time; setproctitle.setproctitle('other');"
+    unwatched += "os.write(int(sys.argv[1]), b'r'); time.sleep(60)"
+    for _ in range(3):
+        subprocess.Popen([sys.executable, "-c", unwatched, str(pipe)], close_fds=False)
+    for _ in range(2):
+        context = multiprocessing.get_context("spawn")
+        context.Process(target=watched, args=[DupFd(pipe)]).start()
+    time.sleep(60)
+"""
+
+
+def test_one_watcher_ends_the_whole_family(tmp_path: Path) -> None:
+    """Those that know nothing of us too, and that changed their titles."""
+    script, folder = tmp_path / "head.py", tmp_path / "folder"
+    script.write_text(HAS_CHILDREN)
+    folder.mkdir()
+    (folder / "file").touch()
+    ours, theirs = os.pipe()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    head = subprocess.Popen(
+        [sys.executable, script, folder, str(theirs)], pass_fds=[theirs], env=environment
+    )
+    os.close(theirs)
+    try:
+        for _ in range(5):
+            assert os.read(ours, 1) == b"r"
+        head.kill()
+        assert seconds_until_the_end(ours, 10.0) < WITHIN_S
+        assert not folder.exists()
+    finally:
+        head.kill()
+        head.wait()
+        os.close(ours)
