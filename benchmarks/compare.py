@@ -173,6 +173,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     placement = place_on_cpu(devices.available_cores())
     every = tuple(sorted({*placement.target_cores, *placement.drafter_cores}))
     most = max(options.drafts)
+    job = {"target": options.target}
     plain = {"mode": "off", "target_cores": format_cores(every)}
     alone = {"mode": "off", "target_cores": format_cores(placement.target_cores)}
     drafted = {
@@ -182,11 +183,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         "wait_for_first_drafts": True,
     }
     runners = {
-        "plain": Runner({"target": options.target, "options": plain}, len(every)),
-        STOCK[1]: Runner({"target": options.target, "options": alone}, len(placement.target_cores)),
-        "drafted": Runner(
-            {"target": options.target, "options": drafted}, len(placement.target_cores)
-        ),
+        "plain": Runner({**job, "options": plain}, len(every)),
+        STOCK[1]: Runner({**job, "options": alone}, len(placement.target_cores)),
+        "drafted": Runner({**job, "options": drafted}, len(placement.target_cores)),
     }
     settings: list[dict[str, Any]] = []
     for requests in options.requests:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
@@ -13,14 +13,24 @@ from minedraft.verifier.options import PREFIX, RequestOptions
 
 
 def _described(options: Any, prefix: str = "") -> Iterator[str]:
-    """A row for each option of a struct: name, default, what it does."""
-    yield "| option | default | |"
-    yield "|---|---|---|"
+    """A row for each option of a struct: name, values, default, what it does."""
+    yield "| option | values | default | |"
+    yield "|---|---|---|---|"
     hints, defaults = get_type_hints(options, include_extras=True), options()
     for name, hint in hints.items():
         default = getattr(defaults, name)
         shown = "" if default is None else f"`{str(default).lower()}`"
-        yield f"| `{prefix}{name}` | {shown} | {hint.__metadata__[0].description} |"
+        kind, meta = hint.__origin__, hint.__metadata__[0]
+        yield f"| `{prefix}{name}` | {_values(kind, meta)} | {shown} | {meta.description} |"
+
+
+def _values(kind: Any, meta: Any) -> str:
+    """What the option may be."""
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(kind))
+    if kind is bool or bool in get_args(kind):
+        return "`true`, `false`"
+    return f"above {meta.gt} to {meta.le}" if meta.ge is None else f"{meta.ge} to {meta.le}"
 
 
 def _metrics() -> Iterator[str]:

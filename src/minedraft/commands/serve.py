@@ -12,6 +12,8 @@ from minedraft.commands.common import ENGINE_FLAGS, Commands, add_drafter, add_o
 from minedraft.config import ENV_CONTROL, check_num_speculative_tokens
 from minedraft.verifier import contract
 
+AGAIN_S = 15
+"""Longer than an orderly end takes."""
 ENV_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """Where processes leave their counters, for the page /metrics of another one to show."""
 
@@ -27,7 +29,7 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     add = parser.add_argument
     add("target", metavar="TARGET", help="the model whose output you get")
     add_drafter(parser)
-    add("--trace", metavar="FILE", help="what happened when, a line of JSON for each step")
+    add("--trace", metavar="FILE", help="write a trace that Perfetto opens (ui.perfetto.dev)")
     add_options(parser)
     parser.set_defaults(run=_serve)
 
@@ -49,7 +51,9 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _interrupt(*_: Any) -> NoReturn:
-    """Until vLLM handles the signal."""
+    """Until vLLM handles the signal. While it starts it may lose it, so it is sent again."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.alarm(AGAIN_S)
     raise KeyboardInterrupt
 
 

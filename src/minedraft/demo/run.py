@@ -24,6 +24,8 @@ from minedraft.placement import format_cores, place_on_cpu
 
 MAX_TOKENS = 64
 NUM_SPECULATIVE_TOKENS = 2
+TIMELINE_S = 1.0
+"""Some turns of both halves, which take a tenth of a second each here."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def demo(timeline: Path | None) -> int:
 
 def _draw(file: Path, trace: Path) -> None:
     try:
-        file.write_text(svg(trace))
+        file.write_text(svg(trace, window_s=TIMELINE_S))
     except (OSError, TraceError) as error:
         raise ConfigError(f"{file}: {error}") from error
 
