@@ -66,7 +66,7 @@ def bench(tiny: Any, folder: Path, *, mode: str = "overlap", **options: Any) -> 
     address = f"ipc://{folder}/drafter"
     folder.chmod(0o700)
     with serving(engine, tiny.target, address):
-        yield Bench(
+        both = Bench(
             plain=vllm.LLM(str(tiny.target), **(ENGINE | options)),
             drafted=minedraft.LLM(
                 str(tiny.target),
@@ -79,6 +79,9 @@ def bench(tiny: Any, folder: Path, *, mode: str = "overlap", **options: Any) -> 
             references=references,
             target=references["perfect"],
         )
+        yield both
+        # It would go on looking for its drafter.
+        scheduler_of(both.drafted)._attendant.stop()
 
 
 def run(

@@ -20,6 +20,8 @@ from minedraft.config import ENV_CONTROL
 from minedraft.control import Command, Status, ask
 from minedraft.verifier.trace import DRAFT, VERIFY
 
+NAME = "counted"
+"""Of this model: other tests of the process have counters of their own."""
 COUNTERS = {
     "num_drafts": "vllm:spec_decode_num_drafts",
     "num_draft_tokens": "vllm:spec_decode_num_draft_tokens",
@@ -39,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(tiny: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ENV_CONTROL, str(folder))
-        with bench(tiny, tmp_path_factory.mktemp("drafter")) as engines:
+        with bench(tiny, tmp_path_factory.mktemp("drafter"), served_model_name=NAME) as engines:
             yield engines
 
 
@@ -165,7 +167,7 @@ def told(folder: Path, command: Command) -> Status:
 
 
 def test_the_page_shows_what_the_verifier_counts(both: Bench, tiny: Any) -> None:
-    labels = {"model_name": str(tiny.target), "engine": "0"}
+    labels = {"model_name": NAME, "engine": "0"}
 
     def shown(name: str) -> float | None:
         return REGISTRY.get_sample_value(f"minedraft:{name}", labels)

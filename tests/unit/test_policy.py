@@ -1,6 +1,9 @@
 """The policy on simulated machines: near the best fixed choice, calm, and quick to follow."""
 
+import random
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from machines import Machine, Simulation
 
 from minedraft.verifier.estimates import Acceptance, Curve, DraftingTime
 from minedraft.verifier.modes import Modes
-from minedraft.verifier.policy import OFF, Choice, Mode, Step
+from minedraft.verifier.policy import OFF, Choice, Mode, Policy, Step
 
 K = 4
 WARM_UP, MEASURED = 300, 1000
@@ -77,7 +80,10 @@ def test_near_the_best_on_any_machine(
     )
     simulation = Simulation(machine, K)
     simulation.run(n, rounds(machine, n, WARM_UP))
-    assert speed_in(simulation, n, rounds(machine, n, 1000)) > 0.955 * machine.best(n, K)[1]
+    assert (
+        speed_in(simulation, n, rounds(machine, n, 1000))
+        > (0.97 - 3 * LUCK) * machine.best(n, K)[1]
+    )
 
 
 def test_calm_at_a_threshold() -> None:
@@ -153,6 +159,126 @@ def test_probes_are_rare_where_the_best_is_known() -> None:
     assert sum(choice != OFF for choice in late) < 0.02 * len(late)
 
 
+def alternating(*numbers: int, steps: int) -> Iterator[int]:
+    while True:
+        for n in numbers:
+            yield from [n] * steps
+
+
+def arriving(rng: random.Random, mean: float, tokens: int) -> Iterator[int]:
+    """Requests of so many steps each, as many as that at a time on average."""
+    left: list[int] = []
+    while True:
+        if rng.random() < mean / tokens:
+            left.append(tokens)
+        left = [steps - 1 for steps in left if steps > 1]
+        yield max(1, len(left))
+
+
+LOADS = {
+    "1 and 2, every 5 steps": lambda rng: alternating(1, 2, steps=5),
+    "4 and 8, every 20 steps": lambda rng: alternating(4, 8, steps=20),
+    "2 and 16, every 10 steps": lambda rng: alternating(2, 16, steps=10),
+    "short requests": lambda rng: arriving(rng, 4, 16),
+    "longer requests": lambda rng: arriving(rng, 4, 64),
+}
+
+
+@pytest.mark.parametrize("verify", ["flat", "growing"])
+@pytest.mark.parametrize("load", LOADS)
+def test_a_load_that_changes_all_the_time(load: str, verify: str) -> None:
+    machine = Machine(VERIFY[verify], DRAFT["middling"], 0.8, noise=0.05)
+    simulation = Simulation(machine, K)
+    possible, numbers = 0.0, LOADS[load](random.Random(1))
+    while simulation.seconds < 300:
+        n, before = next(numbers), simulation.seconds
+        simulation.step(n)
+        possible += machine.best(n, K)[1] * (simulation.seconds - before)
+    assert simulation.tokens > 0.87 * possible
+
+
+@pytest.mark.parametrize("hiccup_s", [5.0, 600.0])
+def test_a_hiccup_is_soon_forgotten(hiccup_s: float) -> None:
+    """A step that took for ever says nothing of the next ones."""
+    machine = Machine(VERIFY["flat"], DRAFT["fast"], 0.9)
+    simulation = Simulation(machine, K)
+    simulation.run(4, 60)
+    machine.verify_s = lambda rows, tokens: hiccup_s
+    simulation.step(4)
+    machine.verify_s = VERIFY["flat"]
+    assert speed_in(simulation, 4, 30) > 0.95 * machine.best(4, K)[1]
+
+
+def test_requests_that_take_fewer_drafts_are_not_credited_with_more() -> None:
+    """Drafting for them costs K = 1, whatever K is, and does not pay."""
+    policy = Policy(K)
+    tokens = seconds = 0.0
+    for step in range(6000):
+        choice = policy.choose(4)
+        if choice == OFF:
+            emitted, took = 4, 0.02
+            policy.stepped(Step(took, 0.0, 4, 0, 4, 0))
+        else:
+            emitted, took = 8, 0.05
+            for _ in range(4):
+                policy.verified(1, 1)
+            policy.drafted(4, 1, 0.03)
+            policy.stepped(Step(took, 0.03, 4, 4, 0, 4))
+        if step > 500:
+            tokens, seconds = tokens + emitted, seconds + took
+    assert tokens / seconds > 0.97 * 200
+
+
+def test_a_probe_does_not_last_through_a_time_of_prefills() -> None:
+    simulation = Simulation(Machine(VERIFY["flat"], DRAFT["slow"], 0.9), K)
+    simulation.run(8, 30)
+    while simulation.policy.choose(8) == OFF:
+        simulation.step(8)
+    for _ in range(200):
+        simulation.policy.interrupted()
+        if simulation.policy.choose(8) == OFF:
+            return
+    pytest.fail("the probe goes on")
+
+
+def test_requests_that_cannot_be_drafted_for_are_decoded_without() -> None:
+    policy = Policy(K)
+    steps = 3000
+    off = 0
+    for _ in range(steps):
+        off += policy.choose(4) == OFF
+        policy.stepped(Step(0.02, 0.0, 4, 0, 4, 0))
+    assert off > 0.9 * steps
+
+
+events = st.one_of(
+    st.tuples(st.just("choose"), st.integers(0, 300)),
+    st.tuples(st.just("verified"), st.integers(1, 32), st.integers(0, 32)),
+    st.tuples(st.just("drafted"), st.integers(0, 300), st.integers(0, 32), st.floats(1e-6, 100)),
+    st.tuples(st.just("stepped"), st.integers(0, 300), st.integers(0, 300), st.floats(1e-6, 100)),
+    st.tuples(st.just("interrupted")),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 32), st.lists(st.tuples(events, st.integers(1, 40)), max_size=60))
+def test_nothing_that_happens_stops_it(
+    most: int, history: list[tuple[tuple[Any, ...], int]]
+) -> None:
+    policy = Policy(most)
+    for (name, *values), times in history:
+        for _ in range(times):
+            if name == "stepped":
+                drafted, plain, seconds = values
+                step = Step(seconds, seconds / 2, drafted + plain or 1, drafted, plain, drafted)
+                policy.stepped(step)
+            elif name == "verified":
+                policy.verified(values[0], min(values))
+            else:
+                result = getattr(policy, name)(*values)
+                assert result is None or 0 <= result.num_drafts <= most
+
+
 # --- estimates -----------------------------------------------------------------------------------
 
 
@@ -201,8 +327,6 @@ def test_drafting_time_is_scaled_to_other_numbers_of_drafts() -> None:
 @given(st.floats(0.05, 0.95), st.integers(0, 2**32))
 @settings(max_examples=20, deadline=None)
 def test_acceptance_is_found_at_every_position(share: float, seed: int) -> None:
-    import random
-
     rng = random.Random(seed)
     acceptance = Acceptance()
     for _ in range(3000):

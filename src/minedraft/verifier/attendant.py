@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from minedraft.config import ConfigError
-from minedraft.control import Command, ControlSocket, Mode, Status
+from minedraft.config import ConfigError, Mode
+from minedraft.control import Command, ControlSocket, Status
 
 logger = logging.getLogger("vllm.minedraft")
 

@@ -66,8 +66,8 @@ class Session:
     waited_for: bool = False
     """An answer came, and the last one came in time: worth a wait."""
     reopened_at: float = float("-inf")
-    retry_at: float = float("inf")
-    """The drafter lost it, and may take it again by then."""
+    retry_at: float = float("-inf")
+    """If the drafter does not have it, it may be opened from then on."""
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class DrafterClient:
         for session in self._sessions.values():
             session.waited_for = False
             if session.number not in self._by_number:
-                self._reopen(session)
+                self._retry(session)
             elif session.told < session.length:
                 self._tell(session)
 
@@ -257,6 +257,8 @@ class DrafterClient:
 
     def poll(self, wait_s: float = 0.0) -> bool:
         """Takes in what has come, waiting for the first so long at most. True if anything came."""
+        if self.connected and not self._transport.is_up():
+            self._disconnected("not reachable")
         if not self.connected:
             self._greet()
         if wait_s > 0 and not self._wait(wait_s):
@@ -327,16 +329,16 @@ class DrafterClient:
         if reason is not None:
             self._refuse(reason)
         elif not self.connected:
-            logger.info("MineDraft: drafter attached: model=%s", _printable(message.model))
+            logger.info("MineDraft: drafter attached: model=%s", printable(message.model))
             self.connected = self.counters.attached = True
-            self.model = _printable(message.model)
+            self.model = printable(message.model)
             self._refused, self._refusal = False, ""
             if not self._resting:
                 for session in self._sessions.values():
                     self._reopen(session)
 
     def _refuse(self, reason: str) -> None:
-        reason = _printable(reason)
+        reason = printable(reason)
         if reason != self._refusal:
             logger.error("MineDraft: drafter refused, no drafts: reason=%s", reason)
         self._refused, self._refusal = True, reason
@@ -352,6 +354,7 @@ class DrafterClient:
         self._starved.clear()
         for session in self._sessions.values():
             session.pending = session.waited_for = False
+            session.retry_at = float("-inf")
 
     # --- sessions -----------------------------------------------------------------------------
 
@@ -477,6 +480,7 @@ class DrafterClient:
             return
         self._forget(session)  # a drafter that errs may still hold it
         session.pending = False
+        session.retry_at = float("inf")
         reason = lost.reason if lost.reason in protocol.LOST_REASONS else "unknown reason"
         self._drop(f"session lost: {reason}")
         if reason == protocol.LOST_KV_FULL:
@@ -523,7 +527,7 @@ def _updates(
     yield protocol.Update(close, part, extend)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """A peer's text in one line, so that it cannot pass for lines of our log."""
     return "".join(c if c.isprintable() else " " for c in text)
 

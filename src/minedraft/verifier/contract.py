@@ -44,7 +44,7 @@ SCHEDULING: Contract = {
         ),
         adds="_adapter_fits _attend _attendant _client _complaints _count _draft_seeded _ended_at "
         "_learn _modes _most_drafts _operations _room_for_drafts _scheduled_at _stats _stats_path "
-        "_take_turn _tell_drafter _turns _waited_s",
+        "_take_turn _tell_drafter _turns _verified _waited_s",
         reads="current_step dynamic_sd_lookup next_decode_eligible_step",
         stand_ins={"prev_step_scheduled_req_ids": "clear update __contains__"},
     ),

@@ -9,6 +9,8 @@ from bisect import bisect_left, insort
 SMOOTHING = 0.1
 """Weight of the newest measurement."""
 ACCEPTANCE_SMOOTHING = 1 / 256
+OUTLIER = 4.0
+"""Times the estimate; more of a measurement is not believed at once."""
 LATELY = 200
 """So many measurements ago."""
 PRIOR_ACCEPTANCE = 0.7
@@ -30,14 +32,15 @@ class Curve:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def add(self, size: int, seconds: float) -> None:
+    def add(self, size: float, seconds: float) -> None:
         """A measurement."""
         key = bucket(size)
         known = self._points.get(key)
         if known is None:
             insort(self._keys, key)
-            self._points[key] = float(size), seconds
+            self._points[key] = size, seconds
             return
+        seconds = min(seconds, OUTLIER * known[1])
         self._points[key] = (
             known[0] + SMOOTHING * (size - known[0]),
             known[1] + SMOOTHING * (seconds - known[1]),
@@ -103,15 +106,15 @@ class Acceptance:
             weight = max(ACCEPTANCE_SMOOTHING, 1 / (self._seen[position] + 1))
             self._share[position] += weight * ((position < accepted) - self._share[position])
 
-    def tokens(self, num_drafts: int) -> float:
-        """Tokens that a verification of so many draft tokens emits on average."""
+    def tokens(self, num_drafts: float) -> float:
+        """Tokens that a verification of so many draft tokens, a mean perhaps, emits on average."""
         emitted = reached = 1.0
         share = PRIOR_ACCEPTANCE
-        for position in range(num_drafts):
+        for position in range(math.ceil(num_drafts)):
             if position < len(self._share):
                 share = self._share[position]
             reached *= share
-            emitted += reached
+            emitted += reached * min(1.0, num_drafts - position)
         return emitted
 
 

@@ -11,26 +11,32 @@ Setting = Literal["auto", "overlap", "sequential", "off"]
 
 
 class Modes:
-    """Decides for each step. ``setting`` and ``most_drafts`` may be changed at any time."""
+    """Decides for each step. ``setting`` may be changed by any thread at any time."""
 
     def __init__(self, setting: Setting, most_drafts: int) -> None:
         self.setting: Setting = setting
         self.most_drafts = most_drafts
-        """Draft tokens for each verification, at most: K of the modes that are set."""
+        """Draft tokens for each verification in a mode that is set. The policy chooses its own."""
         self.policy = Policy(most_drafts)
         self.choice = OFF
         self._is_policys = False
 
     def choose(self, decoding: int, *, attached: bool) -> Choice:
         """The choice for the next step, with so many requests past their prefill."""
-        self._is_policys = self.setting == "auto" and attached
-        if self._is_policys:
-            self.choice = self.policy.choose(decoding)
-        elif not attached or self.setting in ("auto", "off"):
+        setting = self.setting  # once: another thread changes it
+        self._is_policys = setting == "auto" and attached
+        if not attached or setting == "off":
             self.choice = OFF
+        elif setting == "auto":
+            self.choice = self.policy.choose(decoding)
         else:
-            self.choice = Choice(Mode(self.setting), self.most_drafts)
+            self.choice = Choice(Mode(setting), self.most_drafts)
         return self.choice
+
+    def interrupted(self) -> None:
+        """The target made a step with prefill."""
+        if self._is_policys:
+            self.policy.interrupted()
 
     def stepped(self, step: Step) -> None:
         """The target made a decode step without prefill."""

@@ -93,7 +93,7 @@ class Operations:
             else None
         )
         old, self.trace = self.trace, new
-        if new is not None:
+        if new is not None and new.path:
             logger.info("MineDraft: trace begun: file=%s", new.path)
         if old is not None:
             old.close()

@@ -44,7 +44,9 @@ class RequestOptions(
         Numbers and booleans may be written as text, as HTTP clients do.
         """
         ours = {
-            name: value for name, value in (extra_args or {}).items() if name.startswith(PREFIX)
+            str(name): value
+            for name, value in (extra_args or {}).items()
+            if str(name).startswith(PREFIX)
         }
         if not ours:
             return DEFAULT

@@ -19,10 +19,10 @@ Plain Python, no vLLM, no clock: time is what the steps say they took.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from minedraft.verifier.estimates import Acceptance, Curve, DraftingTime
+from minedraft.verifier.estimates import OUTLIER, Acceptance, Curve, DraftingTime
 
 PROBE_ROUNDS = 12
 """Measured in one probe."""
@@ -47,6 +47,8 @@ STALE_S = 20.0
 MAX_STALE_S = 600.0
 MEMORY = 1 - 1 / 48
 """Weight of the past after one more round."""
+MISTRUST = 1.5
+"""So many times as much, or as little, as the formula promises a choice may give."""
 SAME_LOAD = 0.35
 """Loads are kept apart by the logarithm (base 2) of the number of requests, this far at least."""
 
@@ -85,7 +87,7 @@ class Step:
     """Requests that were past their prefill, in this step or not."""
     drafted: int
     """Requests verified with drafts."""
-    plain: int
+    plain: float
     """Requests decoded without."""
     draft_tokens: int
     """Verified."""
@@ -99,22 +101,36 @@ class _Measured:
     seconds: float = 0.0
     drafted: float = 0.0
     plain: float = 0.0
+    draft_tokens: float = 0.0
     at: float = 0.0
     """When it was last in force."""
     stale_s: float = STALE_S
+    kept: float = 1.0
+    """The speed, relative to what the formula promised at that time."""
 
-    def add(self, rounds: float, seconds: float, drafted: float, plain: float) -> None:
-        fade = MEMORY**rounds
-        self.rounds = fade * self.rounds + rounds
-        self.seconds = fade * self.seconds + seconds
-        self.drafted = fade * self.drafted + drafted
-        self.plain = fade * self.plain + plain
+    def add(self, rounds: float, step: Step) -> None:
+        self._fade(MEMORY**rounds)
+        self.rounds += rounds
+        self.seconds += step.seconds
+        self.drafted += step.drafted
+        self.plain += step.plain
+        self.draft_tokens += step.draft_tokens
 
     def make_old(self) -> None:
         """What was measured a while ago counts as one round from now on."""
-        keep = min(1.0, 1 / self.rounds) if self.rounds else 1.0
-        self.rounds, self.seconds = keep * self.rounds, keep * self.seconds
-        self.drafted, self.plain = keep * self.drafted, keep * self.plain
+        self._fade(min(1.0, 1 / self.rounds) if self.rounds else 1.0)
+
+    def _fade(self, keep: float) -> None:
+        self.rounds *= keep
+        self.seconds *= keep
+        self.drafted *= keep
+        self.plain *= keep
+        self.draft_tokens *= keep
+
+    def speed(self, acceptance: Acceptance) -> float:
+        """Tokens a second."""
+        mean = self.draft_tokens / self.drafted if self.drafted else 0.0
+        return (self.plain + self.drafted * acceptance.tokens(mean)) / self.seconds
 
 
 @dataclass(slots=True)
@@ -130,8 +146,8 @@ class _Visit:
     """All of it."""
     tokens: float = 0.0
     """Emitted in these seconds, by the running estimate of acceptance."""
-    look_at: float = HOME_ROUNDS
-    """After so many rounds at home others are considered."""
+    interruptions: int = 0
+    """Steps with prefill, of which nothing is learned."""
 
 
 @dataclass(slots=True)
@@ -141,6 +157,10 @@ class _Load:
     size: float
     """Binary logarithm of the number."""
     home: Choice
+    is_guess: bool = True
+    """Home is not yet where the formula or a measurement put it."""
+    home_rounds: float = 0.0
+    """At home since a probe was considered."""
     measured: dict[Choice, _Measured] = field(default_factory=dict)
 
 
@@ -184,19 +204,35 @@ class Policy:
         if not rows:
             return
         self._seconds += step.seconds
+        visit, rounds = self._visit, rows / step.decoding
+        step = self._without_outlier(step, rounds)
         self._lost_s = max(0.0, self._lost_s - LOSS_SHARE * step.seconds)
         curve = self._verify_s if step.drafted else self._decode_s
         curve.add(rows + step.draft_tokens, step.seconds - step.waited_s)
-        visit, rounds = self._visit, rows / step.decoding
         visit.seconds += step.seconds
-        visit.tokens += step.plain + step.drafted * self._acceptance.tokens(visit.choice.num_drafts)
+        mean = step.draft_tokens / step.drafted if step.drafted else 0.0
+        visit.tokens += step.plain + step.drafted * self._acceptance.tokens(mean)
         if self._is_settling(step):
             visit.settling += rounds
             return
         visit.rounds += rounds
+        if visit.choice == self._load.home:
+            self._load.home_rounds += rounds
         measured = self._load.measured.setdefault(visit.choice, _Measured())
-        measured.add(rounds, step.seconds, step.drafted, step.plain)
+        measured.add(rounds, step)
         measured.at = self._seconds
+
+    def interrupted(self) -> None:
+        """A step with prefill, which says nothing of a choice."""
+        self._visit.interruptions += 1
+
+    def _without_outlier(self, step: Step, rounds: float) -> Step:
+        """Cut to a few times what is usual: a hiccup is soon forgotten, a change soon learned."""
+        measured = self._load.measured.get(self._visit.choice)
+        if measured is None or measured.rounds < OPINION_ROUNDS:
+            return step
+        most_s = OUTLIER * rounds * measured.seconds / measured.rounds
+        return replace(step, seconds=min(step.seconds, most_s), waited_s=min(step.waited_s, most_s))
 
     def _is_settling(self, step: Step) -> bool:
         """Whether the step is not yet what its choice will be like."""
@@ -217,44 +253,56 @@ class Policy:
                 self._enter(math.log2(decoding))
         visit, home = self._visit, self._load.home
         if visit.choice == home:
-            if visit.rounds >= visit.look_at:
-                visit.look_at = visit.rounds + LOOK_ROUNDS
+            if self._load.home_rounds >= HOME_ROUNDS:
+                self._load.home_rounds -= LOOK_ROUNDS
                 self._look_around()
         elif visit.rounds >= PROBE_ROUNDS or self._loss_s() > LOSS_ROUNDS * self._home_round_s():
             self._end_probe()
+        elif visit.interruptions > PATIENCE_ROUNDS:
+            self._leave()
+            self._go(home)
         return self._visit.choice
 
     def _enter(self, size: float) -> None:
-        """Another load. Where nothing is known of it, the formula chooses."""
-        self._leave()
+        """Another load. Where little is known of it, the formula chooses."""
+        if self._visit.choice != self._load.home and self._visit.rounds >= OPINION_ROUNDS:
+            self._end_probe()
+        else:
+            self._leave()
         nearest = min(self._loads, key=lambda load: abs(load.size - size))
         if abs(nearest.size - size) > SAME_LOAD:
-            home = self._load.home
-            if self._draft_s and (self._decode_s or self._verify_s):
-                home = max(self._possible(), key=self._promise)
-            nearest = _Load(size, home)
+            nearest = _Load(size, self._load.home)
             self._loads.append(nearest)
         self._load = nearest
+        if not self._is_informed():
+            return  # what is tried goes on until it says something
+        if nearest.is_guess or not self._is_known(nearest.home):
+            nearest.home = max(self._possible(), key=self._speed)
+            nearest.is_guess = False
         self._go(nearest.home)
+
+    def _is_known(self, choice: Choice) -> bool:
+        """Whether the choice was measured at this load for long enough."""
+        measured = self._load.measured.get(choice)
+        return measured is not None and measured.rounds >= OPINION_ROUNDS
+
+    def _is_informed(self) -> bool:
+        """Whether the formula has what it needs."""
+        return bool(self._draft_s and (self._decode_s or self._verify_s))
 
     def _look_around(self) -> None:
         """At home for long enough: is there anything better?"""
-        home, measured = self._load.home, self._load.measured
-        if not self._draft_s:
-            return self._probe(self._first)
+        home = self._load.home
+        if not self._is_informed():
+            return self._probe(self._first) if self._is_old(self._first) else None
         speeds = {choice: self._speed(choice) for choice in self._possible() if choice != home}
         here = self._speed(home)
         best = max(speeds, key=lambda choice: speeds[choice])
         if speeds[best] > MARGIN * here:
             # Then it is known, and will not promise so much again in vain.
             return self._probe(best)
-        old = [
-            choice
-            for choice in speeds
-            if choice not in measured
-            or self._seconds - measured[choice].at > measured[choice].stale_s
-        ]
-        if not old:
+        old = [choice for choice in speeds if self._is_old(choice)]
+        if not (old and self._is_known(home)):
             return None
         best = max(old, key=lambda choice: speeds[choice])
         expected = min(max(0.0, here / speeds[best] - 1) * PROBE_ROUNDS, LOSS_ROUNDS)
@@ -265,7 +313,14 @@ class Policy:
             self._probe(best)
         return None
 
+    def _is_old(self, choice: Choice) -> bool:
+        """Whether the choice was not in force for so long that it may be another one by now."""
+        measured = self._load.measured.get(choice)
+        return measured is None or self._seconds - measured.at > measured.stale_s
+
     def _probe(self, choice: Choice) -> None:
+        self._leave()
+        self._load.home_rounds = 0.0
         if choice in self._load.measured:
             self._load.measured[choice].make_old()
         self._go(choice)
@@ -275,11 +330,11 @@ class Policy:
         visit, load = self._visit, self._load
         probed = load.measured.setdefault(visit.choice, _Measured())
         if visit.rounds < OPINION_ROUNDS:  # it lost too much before it was settled
-            probed.add(OPINION_ROUNDS, visit.seconds, 0.0, visit.tokens)
+            probed.add(OPINION_ROUNDS, Step(visit.seconds, 0.0, 1, 0, visit.tokens, 0))
         probed.at = self._seconds
         self._leave()
         if self._speed(visit.choice) > MARGIN * self._speed(load.home):
-            load.home = visit.choice
+            load.home, load.is_guess = visit.choice, False
             probed.stale_s = STALE_S
             self.switches += 1
         else:
@@ -287,12 +342,18 @@ class Policy:
         self._go(load.home)
 
     def _leave(self) -> None:
-        """Books what a probe lost."""
-        if self._visit.choice != self._load.home:
+        """Books what a probe lost, and how far the formula is to be trusted later."""
+        choice = self._visit.choice
+        if choice != self._load.home:
             self._lost_s += max(0.0, self._loss_s())
+        if self._is_known(choice) and self._is_informed():
+            measured = self._load.measured[choice]
+            share = measured.speed(self._acceptance) / self._promise(choice)
+            measured.kept = min(max(share, 1 / MISTRUST), MISTRUST)
 
     def _go(self, choice: Choice) -> None:
-        self._visit = _Visit(choice)
+        if choice != self._visit.choice:
+            self._visit = _Visit(choice)
 
     # --- what a choice gives ------------------------------------------------------------------
 
@@ -304,14 +365,12 @@ class Policy:
 
     def _speed(self, choice: Choice) -> float:
         """Tokens a second at this load: measured if it was, promised by the formula if not."""
-        measured = self._load.measured.get(choice)
-        if measured is None or measured.rounds < OPINION_ROUNDS:
+        if not self._is_known(choice):
             return self._promise(choice)
-        tokens = measured.plain + measured.drafted * self._acceptance.tokens(choice.num_drafts)
-        speed = tokens / measured.seconds
+        measured = self._load.measured[choice]
         if self._seconds - measured.at > STALE_S:  # much may have changed since
-            speed = min(speed, self._promise(choice))
-        return speed
+            return measured.kept * self._promise(choice)
+        return measured.speed(self._acceptance)
 
     def _promise(self, choice: Choice) -> float:
         """Tokens a second for the present number of requests, by the formula."""

@@ -16,7 +16,8 @@ _RULES: list[_Rule] = [
             or c.speculative_config.model != NO_DRAFTS
         ),
         "the MineDraft scheduler needs speculative_config with method 'custom_class', model "
-        f"'{NO_DRAFTS}' and num_speculative_tokens; `minedraft generate` sets it for you",
+        f"'{NO_DRAFTS}' and num_speculative_tokens; `minedraft serve` and `minedraft "
+        "generate` set it for you",
     ),
     (
         lambda c: c.speculative_config.rejection_sample_method != "standard",

@@ -29,7 +29,7 @@ from minedraft.tokenizers import tokenizer_fingerprint
 from minedraft.transport import Link
 from minedraft.verifier import contract, refusals, stats
 from minedraft.verifier.attendant import Attendant
-from minedraft.verifier.client import DrafterClient
+from minedraft.verifier.client import DrafterClient, printable
 from minedraft.verifier.metrics import Metrics
 from minedraft.verifier.modes import Modes
 from minedraft.verifier.operations import Operations
@@ -40,8 +40,13 @@ from minedraft.verifier.turns import Turn, Turns, take_turn
 logger = logging.getLogger("vllm.minedraft")
 
 
+MAX_COMPLAINT = 300
 MAX_COMPLAINTS = 32
 """Different faults in the options of requests that are logged, each once."""
+
+
+PAUSE_S = 0.1
+"""Between two steps: the engine was paused, or busy with what is no step."""
 
 
 class _Everything:
@@ -89,6 +94,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         self._scheduled_at = 0.0
         self._ended_at: float | None = None
         self._waited_s = 0.0
+        self._verified: set[str] = set()
         self._complaints: set[str] = set()
         self.prev_step_scheduled_req_ids = _Everything()
         # vLLM pads one-token prefills with drafts of -1 to keep full CUDA graphs, unless it thinks
@@ -124,8 +130,11 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         Where the turns wait for drafts the step may be empty; the engine then comes again.
         """
         with self._operations.lock:
+            if time.monotonic() - self._operations.stepped_at > PAUSE_S:
+                self._ended_at = None
             self._client.poll()
             turn = self._take_turn()
+            self._verified = set(turn.verify)
             for request_id in turn.hide:
                 request = self.requests[request_id]
                 # schedule() counts the step first, so this hides it from the coming step only.
@@ -163,7 +172,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         room: int = min(
             request.max_tokens - request.num_output_tokens,
             self.max_model_len - request.num_tokens,
-            self._modes.choice.num_drafts + 1,
+            (self._modes.choice.num_drafts or self._modes.most_drafts) + 1,
         )
         missing = request.sampling_params.min_tokens - request.num_output_tokens
         if missing > 0:
@@ -181,11 +190,16 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The step's result, of which the drafter is told."""
         ended_at = time.monotonic()
+        # Before vLLM cuts them where a text ends.
+        emitted = [len(tokens) for tokens in model_runner_output.sampled_token_ids]
         with self._operations.lock:
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             if scheduler_output.num_scheduled_tokens:
                 self._tell_drafter(scheduler_output)
-                self._count(scheduler_output, model_runner_output, ended_at)
+                rows = model_runner_output.req_id_to_index
+                self._count(
+                    scheduler_output, {r: emitted[row] for r, row in rows.items()}, ended_at
+                )
             self._client.flush()
             self._operations.stepped_at = time.monotonic()
             if self._stats_path and not self.requests:
@@ -205,21 +219,15 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
                 self._client.advance(request_id, tokens, self._room_for_drafts(request))
         self._turns.step(advanced)
 
-    def _count(self, scheduler_output: Any, model_runner_output: Any, ended_at: float) -> None:
+    def _count(self, scheduler_output: Any, emitted: dict[str, int], ended_at: float) -> None:
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        sampled = model_runner_output.sampled_token_ids
-        index = model_runner_output.req_id_to_index
-        prefill = bool(scheduler_output.scheduled_new_reqs)
         outcome = stats.Outcome()
-        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
-            num_drafts = len(drafts.get(request_id, ()))
-            if scheduled != 1 + num_drafts:
-                prefill = True
-                continue
-            emitted = len(sampled[index[request_id]])
-            outcome.verified(num_drafts, emitted)
+        for request_id in self._verified.intersection(scheduler_output.num_scheduled_tokens):
+            num_drafts, tokens = len(drafts.get(request_id, ())), emitted[request_id]
+            outcome.verified(num_drafts, tokens)
             if num_drafts:
-                self._modes.policy.verified(num_drafts, emitted - 1)
+                self._modes.policy.verified(num_drafts, tokens - 1)
+        prefill = outcome.rows < len(scheduler_output.num_scheduled_tokens)
         began, choice = self._scheduled_at, self._modes.choice
         self._stats.step(outcome, choice.mode, choice.num_drafts)
         if not prefill:
@@ -234,8 +242,10 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         now, began, waited_s = time.monotonic(), self._ended_at, self._waited_s
         decoding = sum(not request.is_prefill_chunk for request in self.running)
         self._ended_at, self._waited_s = (now if decoding else None), 0.0
-        if began is None or prefill:
-            return
+        if prefill:
+            return self._modes.interrupted()
+        if began is None:
+            return None
         step = Step(
             seconds=now - began,
             waited_s=waited_s,
@@ -244,7 +254,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
             plain=outcome.rows - outcome.drafted_rows,
             draft_tokens=outcome.drafted,
         )
-        self._modes.stepped(step)
+        return self._modes.stepped(step)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -275,7 +285,8 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         except ConfigError as error:
             if str(error) not in self._complaints and len(self._complaints) < MAX_COMPLAINTS:
                 self._complaints.add(str(error))
-                logger.warning("MineDraft: no drafts for %s: %s", request.request_id, error)
+                what = printable(str(error))[:MAX_COMPLAINT]
+                logger.warning("MineDraft: no drafts for %s: %s", request.request_id, what)
             return 0
         seeded = self._draft_seeded if options.draft_seeded is None else options.draft_seeded
         if not options.draft or (params.sampling_type == SamplingType.RANDOM_SEED and not seeded):

@@ -13,12 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from minedraft.config import ConfigError
+from minedraft.config import path_of_engine as path_of_engine
 from minedraft.protocol import Span
 
 logger = logging.getLogger("vllm.minedraft")
@@ -210,9 +210,3 @@ def _open(path: str) -> BinaryIO:
         why = "a trace is being written to it already" if busy else error.strerror
         raise ConfigError(f"trace {path}: {why}") from error
     return file
-
-
-def path_of_engine(path: str, engine: int) -> str:
-    """Where an engine writes: the first where it was told, the others beside it."""
-    file = Path(path)
-    return str(file.with_stem(f"{file.stem}-{engine}")) if path and engine else path
