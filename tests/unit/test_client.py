@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from minedraft import protocol, transport
 from minedraft.config import Endpoint, MineDraftConfig
 from minedraft.protocol import Draft, Drafts, Greet, Lost, Refused, Update, Welcome
-from minedraft.verifier import client
+from minedraft.verifier import client, session
 from minedraft.verifier import turns as turns_module
 from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.turns import Drafts as State
@@ -236,7 +236,7 @@ def test_a_drafter_slower_than_the_target_is_left_to_finish() -> None:
 
 
 def test_all_that_may_be_untold_is_still_known() -> None:
-    assert client.MOST_UNTOLD + protocol.MAX_DRAFT_TOKENS + 1 <= client.TAIL
+    assert client.MOST_UNTOLD + protocol.MAX_DRAFT_TOKENS + 1 <= session.TAIL
 
 
 def test_a_wish_whose_answer_is_lost_is_made_again() -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from minedraft.config import ENV_METRICS
 from minedraft.verifier import metrics
-from minedraft.verifier.client import Counters
-from minedraft.verifier.metrics import COUNTERS, DECISION, ENV_FOLDER, GAUGES, Metrics
+from minedraft.verifier.metrics import COUNTERS, DECISION, GAUGES, Metrics
+from minedraft.verifier.session import Counters
 from minedraft.verifier.stats import Outcome, Stats
 
 
@@ -137,7 +138,7 @@ def page_of(folder: Path) -> dict[str, float]:
 def test_another_process_shows_engines_and_no_ghosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ENV_FOLDER, str(tmp_path))
+    monkeypatch.setenv(ENV_METRICS, str(tmp_path))
     requested, sessions = "minedraft:draft_tokens_requested_total", "minedraft:sessions"
     run_engine(3, 7, False)  # killed
     shows = page_of(tmp_path)

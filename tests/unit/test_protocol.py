@@ -30,7 +30,7 @@ from minedraft.protocol import (
     decode_to_verifier,
     encode,
 )
-from minedraft.verifier import client
+from minedraft.verifier.session import updates as updates_of
 
 TOKEN_END = 1 << 31
 SESSION_END = 1 << 62
@@ -381,13 +381,16 @@ def test_lists_are_as_long_as_the_drafter_has_sessions_for_a_verifier() -> None:
 
 
 def test_the_largest_messages_are_no_larger_than_a_frame() -> None:
-    many, far = range(protocol.MAX_ENTRIES), SESSION_END - 1
-    prompts = [TOKEN_END - 1] * (protocol.MAX_OPEN_TOKENS // len(many))
-    extend = Extend(far, TOKEN_END - 1, [TOKEN_END - 1] * client.TAIL, MAX_DRAFT_TOKENS)
-    update = Update([far for _ in many], [Open(far, prompts) for _ in many], [extend for _ in many])
-    assert len(encode(update)) <= protocol.MAX_FRAME_BYTES
+    many, far = 2 * protocol.MAX_ENTRIES, SESSION_END - 1
+    opened = Open(far, [TOKEN_END - 1] * 600)
+    extend = Extend(far, TOKEN_END - 1, [TOKEN_END - 1] * 300, MAX_DRAFT_TOKENS)
+    sent = list(updates_of([far] * many, [opened] * many, [extend] * many))
+    assert all(len(encode(update)) <= protocol.MAX_FRAME_BYTES for update in sent)
+    assert len(sent) <= 10
+    for kind in ("close", "open", "extend"):
+        assert sum(len(getattr(update, kind)) for update in sent) == many
     longest = [TOKEN_END - 1] * MAX_DRAFT_TOKENS, [0.1] * MAX_DRAFT_TOKENS
-    answer = Drafts([Draft(far, TOKEN_END - 1, *longest) for _ in many])
+    answer = Drafts([Draft(far, TOKEN_END - 1, *longest)] * protocol.MAX_ENTRIES)
     assert len(encode(answer)) <= protocol.MAX_FRAME_BYTES // 2
 
 

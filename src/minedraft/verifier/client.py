@@ -9,13 +9,20 @@ Nothing here waits or fails because of the drafter. Plain Python, no vLLM.
 """
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from minedraft import protocol, vocabulary
 from minedraft.config import MineDraftConfig
+from minedraft.verifier.session import (
+    TAIL,
+    Counters,
+    Session,
+    printable,
+    remainder,
+    updates,
+)
 from minedraft.verifier.turns import Drafts
 
 logger = logging.getLogger("vllm.minedraft")
@@ -28,8 +35,6 @@ STARVED_INTERVAL_S = 10.0
 """Until a session that found the drafter full is opened again, if none of ours has ended before."""
 MAX_MESSAGES = 1024
 """Taken in by one poll, so that a flood does not stop the target."""
-TAIL = 128
-"""Emitted tokens kept for each session, to see how far a late draft has come true."""
 MOST_UNTOLD = TAIL // 2
 SMOOTHING = 0.2
 """Weight of the newest round trip in the running estimate."""
@@ -43,53 +48,6 @@ class _Transport(Protocol):
     def is_up(self) -> bool: ...
     def wait(self, seconds: float) -> bool: ...
     def close(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Session:
-    """What the verifier knows of one session."""
-
-    request: str
-    number: int
-    length: int
-    """Verified tokens."""
-    path: list[int] = field(default_factory=list)
-    tail: deque[int] = field(default_factory=lambda: deque(maxlen=TAIL))
-    told: int = 0
-    """Of these tokens, those that the drafter has been told of."""
-    most_drafts: int = protocol.MAX_DRAFT_TOKENS
-    num_drafts: int = 0
-    asked_at: float = 0.0
-    wait_until: float = 0.0
-    asked_length: int = 0
-    pending: bool = False
-    waited_for: bool = False
-    """An answer came, and the last one came in time: worth a wait."""
-    reopened_at: float = float("-inf")
-    retry_at: float = float("-inf")
-    """If the drafter does not have it, it may be opened from then on."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Token counts unless the name says otherwise."""
-
-    requested: int = 0
-    received: int = 0
-    used: int = 0
-    late_requests: int = 0
-    """Requests that were decoded without drafts because these did not come in time."""
-    waited_s: float = 0.0
-    """Seconds in which the target stood still for drafts."""
-    drafter_busy_s: float = 0.0
-    disconnects: int = 0
-    attached: bool = False
-    sessions: int = 0
-    """Requests that may be drafted, now."""
-    round_trip_s: float = 0.0
-    """Running estimate of the seconds from a wish to its drafts."""
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Draft messages and sessions dropped, by reason."""
 
 
 class DrafterClient:
@@ -184,7 +142,7 @@ class DrafterClient:
             return
         session.length += len(tokens)
         session.tail.extend(tokens)
-        session.path = _remainder(session.path, tokens)
+        session.path = remainder(session.path, tokens)
         session.num_drafts = min(num_drafts, session.most_drafts)
         if self._resting:
             return
@@ -211,9 +169,9 @@ class DrafterClient:
         """Sends what was told since the last flush, in one message if it fits."""
         if not (self._close or self._open or self._extend):
             return
-        updates = _updates(self._close, self._open.values(), list(self._extend.values()))
+        close, opened, extend = self._close, self._open, self._extend
         self._close, self._open, self._extend = [], {}, {}
-        for update in updates:
+        for update in updates(close, opened.values(), extend.values()):
             if self.connected and not self._transport.send(protocol.encode(update)):
                 self._disconnected("not reachable")
 
@@ -462,7 +420,7 @@ class DrafterClient:
         self.counters.received += len(tokens)
         rest = tokens
         if behind:
-            rest = _remainder(tokens, [session.tail[index] for index in range(-behind, 0)])
+            rest = remainder(tokens, [session.tail[index] for index in range(-behind, 0)])
         if len(rest) > len(session.path):
             session.path = rest
         is_answer = session.pending and draft.base_len == session.asked_length
@@ -503,37 +461,3 @@ class DrafterClient:
         if reason not in self.counters.dropped:
             logger.debug("MineDraft: first dropped answer: %s %s", reason, detail)
         self.counters.dropped[reason] += 1
-
-
-def _updates(
-    close: list[int], opened: Iterable[protocol.Open], extend: list[protocol.Extend]
-) -> Iterator[protocol.Update]:
-    """One message, or several where it would be too large; closes come first, extends last."""
-    most = protocol.MAX_ENTRIES
-    while len(close) > most:
-        yield protocol.Update(close[:most])
-        close = close[most:]
-    part: list[protocol.Open] = []
-    room = protocol.MAX_OPEN_TOKENS
-    for session in opened:
-        if part and (len(session.tokens) > room or len(part) == most):
-            yield protocol.Update(close, part)
-            close, part, room = [], [], protocol.MAX_OPEN_TOKENS
-        part.append(session)
-        room -= len(session.tokens)
-    while len(extend) > most:
-        yield protocol.Update(close, part, extend[:most])
-        close, part, extend = [], [], extend[most:]
-    yield protocol.Update(close, part, extend)
-
-
-def printable(text: str) -> str:
-    """A peer's text in one line, so that it cannot pass for lines of our log."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _remainder(path: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """What follows on a path after ``tokens``; nothing if they leave it."""
-    if len(tokens) < len(path) and list(path[: len(tokens)]) == list(tokens):
-        return list(path[len(tokens) :])
-    return []

@@ -13,9 +13,10 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, multiprocess
 
+from minedraft.config import ENV_METRICS
+
 LABELS = ("model_name", "engine")
 """As on vLLM's own metrics: the served name, and the data-parallel rank."""
-ENV_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 DECISION = "minedraft:decision"
 
 
@@ -124,7 +125,7 @@ class Metrics:
 
     def close(self) -> None:
         """Takes the gauges away; the counters stay, they still say what was done."""
-        if ENV_FOLDER in os.environ:
+        if ENV_METRICS in os.environ:
             if multiprocessing.parent_process() is not None:  # else others may use them
                 multiprocess.mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
             return

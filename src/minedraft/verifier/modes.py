@@ -3,18 +3,15 @@
 Plain Python, no vLLM.
 """
 
-from typing import Literal
-
+from minedraft import config
 from minedraft.verifier.policy import OFF, Choice, Mode, Policy, Step
-
-Setting = Literal["auto", "overlap", "sequential", "off"]
 
 
 class Modes:
     """Decides for each step. ``setting`` may be changed by any thread at any time."""
 
-    def __init__(self, setting: Setting, most_drafts: int) -> None:
-        self.setting: Setting = setting
+    def __init__(self, setting: config.Mode, most_drafts: int) -> None:
+        self.setting: config.Mode = setting
         self.most_drafts = most_drafts
         """Draft tokens for each verification in a mode that is set. The policy chooses its own."""
         self.policy = Policy(most_drafts)

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from minedraft import protocol
+from minedraft import config, protocol
 from minedraft.control import Status
 from minedraft.verifier.client import DrafterClient
-from minedraft.verifier.modes import Modes, Setting
+from minedraft.verifier.modes import Modes
 from minedraft.verifier.stats import Stats
-from minedraft.verifier.trace import Trace, path_of_engine
+from minedraft.verifier.trace import Trace
 
 logger = logging.getLogger("vllm.minedraft")
 
@@ -80,7 +80,7 @@ class Operations:
         finally:
             self.lock.release()
 
-    def set_mode(self, mode: Setting) -> None:
+    def set_mode(self, mode: config.Mode) -> None:
         """From the next step on."""
         logger.info("MineDraft: mode set: engine=%d mode=%s", self._number, mode)
         self._modes.setting = mode
@@ -88,7 +88,7 @@ class Operations:
     def set_trace(self, path: str) -> None:
         """Starts a trace, or stops it if ``path`` is empty. Raises ConfigError."""
         new = (
-            Trace(path_of_engine(path, self._number), shared_clock=self._shared_clock)
+            Trace(config.path_of_engine(path, self._number), shared_clock=self._shared_clock)
             if path
             else None
         )

@@ -24,17 +24,19 @@ from minedraft.config import (
     ConfigError,
     Endpoint,
     MineDraftConfig,
+    path_of_engine,
 )
 from minedraft.tokenizers import tokenizer_fingerprint
 from minedraft.transport import Link
 from minedraft.verifier import contract, refusals, stats
 from minedraft.verifier.attendant import Attendant
-from minedraft.verifier.client import DrafterClient, printable
+from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.metrics import Metrics
 from minedraft.verifier.modes import Modes
 from minedraft.verifier.operations import Operations
 from minedraft.verifier.options import RequestOptions
 from minedraft.verifier.policy import OFF, Mode, Step
+from minedraft.verifier.session import printable
 from minedraft.verifier.turns import Turn, Turns, take_turn
 
 logger = logging.getLogger("vllm.minedraft")
@@ -90,7 +92,6 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
             on_message=lambda message, received_s: self._operations.heard(message, received_s),
         )
         self._stats = stats.Stats()
-        self._stats_path = os.environ.get(ENV_STATS)
         self._scheduled_at = 0.0
         self._ended_at: float | None = None
         self._waited_s = 0.0
@@ -107,6 +108,7 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         names = vllm_config.model_config.served_model_name
         name = names[0] if isinstance(names, list) else names
         number = vllm_config.parallel_config.data_parallel_index
+        self._stats_path = path_of_engine(os.environ.get(ENV_STATS, ""), number)
         self._operations = Operations(
             self._client,
             self._modes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from minedraft.verifier.client import Counters
+from minedraft.verifier.session import Counters
 
 logger = logging.getLogger("vllm.minedraft")
 

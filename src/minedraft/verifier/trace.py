@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 import msgspec
 
 from minedraft.config import ConfigError
-from minedraft.config import path_of_engine as path_of_engine
 from minedraft.protocol import Span
 
 logger = logging.getLogger("vllm.minedraft")
