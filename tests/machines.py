@@ -4,7 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minedraft.verifier.policy import OFF, Choice, Mode, Policy, Step
+from minedraft.verifier.choices import OFF, Choice, Mode, Step
+from minedraft.verifier.policy import Policy
 
 
 @dataclass

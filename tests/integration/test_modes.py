@@ -12,7 +12,7 @@ from features import greedy, prompts_of
 from vllm import SamplingParams
 
 from minedraft.verifier import turns
-from minedraft.verifier.policy import Mode
+from minedraft.verifier.choices import Mode
 
 SETTINGS = ("auto", "overlap", "sequential", "off")
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import Machine, Simulation
 
+from minedraft.verifier.choices import OFF, Choice, Mode, Step
 from minedraft.verifier.estimates import Acceptance, Curve, DraftingTime
 from minedraft.verifier.modes import Modes
-from minedraft.verifier.policy import OFF, Choice, Mode, Policy, Step
+from minedraft.verifier.policy import Policy
 
 K = 4
 WARM_UP, MEASURED = 300, 1000

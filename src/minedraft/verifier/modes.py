@@ -4,7 +4,8 @@ Plain Python, no vLLM.
 """
 
 from minedraft import config
-from minedraft.verifier.policy import OFF, Choice, Mode, Policy, Step
+from minedraft.verifier.choices import OFF, Choice, Mode, Step
+from minedraft.verifier.policy import Policy
 
 
 class Modes:

@@ -20,8 +20,8 @@ Plain Python, no vLLM, no clock: time is what the steps say they took.
 
 import math
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
+from minedraft.verifier.choices import OFF, STALE_S, Choice, Measured, Mode, Step
 from minedraft.verifier.estimates import OUTLIER, Acceptance, Curve, DraftingTime
 
 PROBE_ROUNDS = 12
@@ -42,95 +42,11 @@ SETTLE_ROUNDS = 2
 """After a change of mode the pipeline is neither here nor there for so many rounds."""
 PATIENCE_ROUNDS = 64
 """Longer, for sessions to be opened and caught up after a time without drafts."""
-STALE_S = 20.0
-"""After so long a choice that seemed worse is probed again; doubled each time in vain."""
 MAX_STALE_S = 600.0
-MEMORY = 1 - 1 / 48
-"""Weight of the past after one more round."""
 MISTRUST = 1.5
 """So many times as much, or as little, as the formula promises a choice may give."""
 SAME_LOAD = 0.35
 """Loads are kept apart by the logarithm (base 2) of the number of requests, this far at least."""
-
-
-class Mode(StrEnum):
-    """How target and drafter share the time."""
-
-    OVERLAP = "overlap"
-    SEQUENTIAL = "sequential"
-    OFF = "off"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A mode with its K."""
-
-    mode: Mode
-    num_drafts: int
-
-    def __str__(self) -> str:
-        return f"{self.mode}, K={self.num_drafts}" if self.num_drafts else str(self.mode)
-
-
-OFF = Choice(Mode.OFF, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A decode step of the target without prefill."""
-
-    seconds: float
-    """Since the end of the step before, waiting included."""
-    waited_s: float
-    """Of these, for drafts."""
-    decoding: int
-    """Requests that were past their prefill, in this step or not."""
-    drafted: int
-    """Requests verified with drafts."""
-    plain: float
-    """Requests decoded without."""
-    draft_tokens: int
-    """Verified."""
-
-
-@dataclass(slots=True)
-class _Measured:
-    """A choice at one load: sums over rounds, the past fading."""
-
-    rounds: float = 0.0
-    seconds: float = 0.0
-    drafted: float = 0.0
-    plain: float = 0.0
-    draft_tokens: float = 0.0
-    at: float = 0.0
-    """When it was last in force."""
-    stale_s: float = STALE_S
-    kept: float = 1.0
-    """The speed, relative to what the formula promised at that time."""
-
-    def add(self, rounds: float, step: Step) -> None:
-        self._fade(MEMORY**rounds)
-        self.rounds += rounds
-        self.seconds += step.seconds
-        self.drafted += step.drafted
-        self.plain += step.plain
-        self.draft_tokens += step.draft_tokens
-
-    def make_old(self) -> None:
-        """What was measured a while ago counts as one round from now on."""
-        self._fade(min(1.0, 1 / self.rounds) if self.rounds else 1.0)
-
-    def _fade(self, keep: float) -> None:
-        self.rounds *= keep
-        self.seconds *= keep
-        self.drafted *= keep
-        self.plain *= keep
-        self.draft_tokens *= keep
-
-    def speed(self, acceptance: Acceptance) -> float:
-        """Tokens a second."""
-        mean = self.draft_tokens / self.drafted if self.drafted else 0.0
-        return (self.plain + self.drafted * acceptance.tokens(mean)) / self.seconds
 
 
 @dataclass(slots=True)
@@ -161,7 +77,7 @@ class _Load:
     """Home is not yet where the formula or a measurement put it."""
     home_rounds: float = 0.0
     """At home since a probe was considered."""
-    measured: dict[Choice, _Measured] = field(default_factory=dict)
+    measured: dict[Choice, Measured] = field(default_factory=dict)
 
 
 class Policy:
@@ -218,7 +134,7 @@ class Policy:
         visit.rounds += rounds
         if visit.choice == self._load.home:
             self._load.home_rounds += rounds
-        measured = self._load.measured.setdefault(visit.choice, _Measured())
+        measured = self._load.measured.setdefault(visit.choice, Measured())
         measured.add(rounds, step)
         measured.at = self._seconds
 
@@ -328,7 +244,7 @@ class Policy:
     def _end_probe(self) -> None:
         """The probed choice becomes home, or not for a while."""
         visit, load = self._visit, self._load
-        probed = load.measured.setdefault(visit.choice, _Measured())
+        probed = load.measured.setdefault(visit.choice, Measured())
         if visit.rounds < OPINION_ROUNDS:  # it lost too much before it was settled
             probed.add(OPINION_ROUNDS, Step(visit.seconds, 0.0, 1, 0, visit.tokens, 0))
         probed.at = self._seconds

@@ -30,12 +30,12 @@ from minedraft.tokenizers import tokenizer_fingerprint
 from minedraft.transport import Link
 from minedraft.verifier import contract, refusals, stats
 from minedraft.verifier.attendant import Attendant
+from minedraft.verifier.choices import OFF, Mode, Step
 from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.metrics import Metrics
 from minedraft.verifier.modes import Modes
 from minedraft.verifier.operations import Operations
 from minedraft.verifier.options import RequestOptions
-from minedraft.verifier.policy import OFF, Mode, Step
 from minedraft.verifier.session import printable
 from minedraft.verifier.turns import Turn, Turns, take_turn
 
