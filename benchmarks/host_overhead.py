@@ -42,6 +42,7 @@ class InstantEngine:
     def __init__(self) -> None:
         self.lengths: dict[Hashable, int] = {}
         self.answers: list[Any] = []
+        self.last_pass: list[Hashable] = []
 
     def open(self, key: Hashable, tokens: Sequence[int]) -> None:
         self.lengths[key] = len(tokens)
@@ -61,6 +62,7 @@ class InstantEngine:
 
     def step(self) -> list[Any]:
         answers, self.answers = self.answers, []
+        self.last_pass = [answer.key for answer in answers]
         return answers
 
 

@@ -49,6 +49,7 @@ class TransformersEngine:
         self.sessions: dict[Hashable, list[int]] = {}
         self.wishes: dict[Hashable, int] = {}
         self.lost: list[Lost] = []
+        self.last_pass: list[Hashable] = []
 
     def open(self, key: Hashable, tokens: Sequence[int]) -> None:
         self.sessions[key] = list(tokens)
@@ -71,9 +72,8 @@ class TransformersEngine:
     def step(self) -> list[Drafted | Lost]:
         results: list[Drafted | Lost] = [*self.lost]
         self.lost = []
-        for key, num_drafts in self.wishes.items():
-            if num_drafts:
-                results.append(self.draft(key, num_drafts))
+        self.last_pass = [key for key, num_drafts in self.wishes.items() if num_drafts]
+        results.extend(self.draft(key, self.wishes[key]) for key in self.last_pass)
         self.wishes = {}
         return results
 

@@ -1,8 +1,8 @@
 """What ``LLM`` and ``minedraft serve`` share: a drafter beside a target, and where both run."""
 
 import dataclasses
+import logging
 import math
-import os
 import shlex
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +20,19 @@ from minedraft.drafter.child import DrafterError, DrafterProcess
 from minedraft.engine_options import one_line, parse_flags
 from minedraft.placement import Placement, format_cores, parse_cores, place_on_cpu, place_on_gpu
 from minedraft.tokenizers import tokenizer_fingerprint
+
+logger = logging.getLogger("vllm.minedraft")
+
+UNUSED_WHEN_OFF = (
+    "draft_model",
+    "drafter",
+    "key_file",
+    "drafter_args",
+    "drafter_cores",
+    "drafter_gpu",
+    "stats",
+)
+"""Options that mean nothing without drafts."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,12 @@ def merged(options: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any
             "by their own names"
         )
     return {**options, **ours, "additional_config": additional | ours["additional_config"]}
+
+
+def say_unused(given: Mapping[str, Any]) -> None:
+    """Logs which of the given options mode ``off`` leaves unused, so that one flag switches."""
+    if unused := [name for name in UNUSED_WHEN_OFF if given.get(name)]:
+        logger.info("MineDraft: off, so this is stock vLLM; unused: %s", ", ".join(unused))
 
 
 def vllm_config(model: str, options: Mapping[str, Any]) -> Any:
@@ -120,9 +139,9 @@ def place(wish: DrafterOptions, options: Mapping[str, Any]) -> Placement:
         )
     if wish.target_cores is not None or wish.drafter_cores is not None:
         raise ConfigError("--target-cores and --drafter-cores are for vLLM on CPU")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    return place_on_gpu(gpus, target_gpus=num_ranks(options), drafter_gpu=wish.drafter_gpu)
+    return place_on_gpu(
+        devices.visible_gpus(), target_gpus=num_ranks(options), drafter_gpu=wish.drafter_gpu
+    )
 
 
 def target_only(target_cores: str | None) -> Placement:

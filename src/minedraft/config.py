@@ -6,6 +6,7 @@ machine (addresses, keys, files) travels in environment variables, which child p
 """
 
 import os
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import msgspec
@@ -19,6 +20,12 @@ ENV_STATS = "MINEDRAFT_STATS"
 ENV_TRACE = "MINEDRAFT_TRACE"
 ENV_CONTROL = "MINEDRAFT_CONTROL"
 """A folder, of mode 0700, in which each engine listens for `minedraft control`."""
+ENV_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+"""A folder in which processes leave their metrics, for the page /metrics of another one to show."""
+DEFAULT_NUM_SPECULATIVE_TOKENS = 4
+
+Mode = Literal["auto", "overlap", "sequential", "off"]
+"""What an engine can be told; ``off``: no drafts."""
 
 
 class ConfigError(ValueError):
@@ -120,6 +127,12 @@ class Endpoint(msgspec.Struct, frozen=True):
     def environment(self) -> dict[str, str]:
         """The variables that ``from_environment`` reads."""
         return {ENV_DRAFTER: self.address, ENV_KEY_FILE: self.key_file or ""}
+
+
+def path_of_engine(path: str, engine: int) -> str:
+    """Where an engine writes: the first where it was told, the others beside it."""
+    file = Path(path)
+    return str(file.with_stem(f"{file.stem}-{engine}")) if path and engine else path
 
 
 def check_num_speculative_tokens(num: int) -> int:

@@ -14,13 +14,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
-from minedraft.config import ENV_CONTROL, ConfigError
-
-Mode = Literal["auto", "overlap", "sequential", "off"]
+from minedraft.config import ENV_CONTROL, ConfigError, Mode
 
 MAX_BYTES = 64 << 10
 """Of a command or a status."""

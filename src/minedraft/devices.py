@@ -42,18 +42,35 @@ def keep_to(cores: Collection[int]) -> None:
     os.sched_setaffinity(0, cores)
 
 
+def visible_gpus() -> list[str]:
+    """GPUs by their entry in CUDA_VISIBLE_DEVICES; none with a torch for CPUs."""
+    import torch  # takes seconds
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (named.split(",") if named else [str(i) for i in range(count)])[:count]
+
+
+def preloaded_openmp() -> str | None:
+    """Intel's OpenMP, if this process was started with it."""
+    return next((name for name in _preloaded() if "libiomp" in name), None)
+
+
 def openmp_preload() -> dict[str, str]:
     """LD_PRELOAD with Intel's OpenMP, which comes with vLLM's CPU wheel, if it is not there yet.
 
     It takes the place of GNU's, which vLLM puts there for its own children: vLLM does not start
     with both.
     """
-    libraries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     library = Path(sys.prefix) / "lib" / OPENMP
-    if any("libiomp" in name for name in libraries) or not library.exists():
+    if preloaded_openmp() or not library.exists():
         return {}
-    others = [name for name in libraries if "libgomp" not in name]
+    others = [name for name in _preloaded() if "libgomp" not in name]
     return {"LD_PRELOAD": ":".join([str(library), *others])}
+
+
+def _preloaded() -> list[str]:
+    return os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
 
 
 def cpu_environment(cores: tuple[int, ...]) -> dict[str, str]:

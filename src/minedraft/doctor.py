@@ -5,7 +5,6 @@ in doctor_models.py and come last.
 """
 
 import importlib
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -140,24 +139,13 @@ def _import_error(name: str) -> str | None:
     return None
 
 
-def visible_gpus() -> list[str]:
-    """GPUs by their entry in CUDA_VISIBLE_DEVICES; none with a torch for CPUs."""
-    import torch as torch_
-
-    count = torch_.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (named.split(",") if named else [str(i) for i in range(count)])[:count]
-
-
 def openmp(_: Subject) -> Iterator[Finding]:
     """Has vLLM on a CPU got Intel's OpenMP, without which it is slow?"""
-    if visible_gpus() or platform.machine() != "x86_64":
+    if devices.visible_gpus() or platform.machine() != "x86_64":
         return
-    if missing := devices.openmp_preload():
-        advice = f"in programs of your own set LD_PRELOAD={missing['LD_PRELOAD']}"
-        yield Finding("openmp", "warning", f"{devices.OPENMP} is there but not preloaded", advice)
-    elif "libiomp" in os.environ.get("LD_PRELOAD", ""):
-        yield Finding("openmp", "ok", f"{devices.OPENMP} is preloaded")
+    if library := devices.preloaded_openmp():
+        found = f"{library} is preloaded; for programs of your own set LD_PRELOAD to it"
+        yield Finding("openmp", "ok", found)
     else:
         found = f"no {devices.OPENMP} in {sys.prefix}/lib: vLLM on a CPU is slower without"
         yield Finding("openmp", "warning", found, "pip install intel-openmp")
@@ -165,7 +153,7 @@ def openmp(_: Subject) -> Iterator[Finding]:
 
 def placement(subject: Subject) -> Iterator[Finding]:
     """Is there a device for each of the two?"""
-    gpus, cores = visible_gpus(), devices.available_cores()
+    gpus, cores = devices.visible_gpus(), devices.available_cores()
     if subject.drafter is not None:
         found = f"the target has {len(gpus)} GPUs" if gpus else f"the target has {len(cores)} cores"
         yield Finding("placement", "ok", found)

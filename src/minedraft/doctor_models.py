@@ -6,9 +6,9 @@ from pathlib import Path
 
 from vllm.engine.arg_utils import EngineArgs
 
-from minedraft import beside, vocabulary, weights
+from minedraft import beside, devices, vocabulary, weights
 from minedraft.config import ConfigError, MineDraftConfig
-from minedraft.doctor import Check, Finding, Subject, visible_gpus
+from minedraft.doctor import Check, Finding, Subject
 from minedraft.drafter import engine
 from minedraft.drafter.child import NoDrafterError, greet
 from minedraft.engine_options import CPU_KV_CACHE_BYTES, one_line, with_cpu_defaults
@@ -70,7 +70,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
             advice = "it is downloaded when it is first used; run this again then"
             yield Finding("memory", "warning", f"no weights of {model} on this machine", advice)
     known = {model: size for model, size in sizes.items() if size is not None}
-    if gpus := visible_gpus():
+    if gpus := devices.visible_gpus():
         for number, (model, size) in enumerate(known.items()):
             free = weights.free_on_gpu(min(number, len(gpus) - 1))
             yield _fits(f"{model} on a GPU", size, free)

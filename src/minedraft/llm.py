@@ -10,7 +10,7 @@ from vllm import envs
 from vllm.logger import init_logger
 
 from minedraft import beside, devices
-from minedraft.config import ENV_STATS, Endpoint, MineDraftConfig
+from minedraft.config import DEFAULT_NUM_SPECULATIVE_TOKENS, ENV_STATS, Endpoint, MineDraftConfig
 from minedraft.drafter.child import greet
 from minedraft.engine_options import with_cpu_defaults
 from minedraft.verifier import contract, refusals
@@ -30,7 +30,7 @@ class LLM(vllm.LLM):  # type: ignore[misc]
         drafter: instead of it, the address of a running ``minedraft drafter``.
         key_file: its key file, for a tcp:// address.
         mode: ``auto``, ``overlap``, ``sequential``, or ``off``: stock vLLM, the drafter's options
-            unused.
+            and ``stats`` unused.
         num_speculative_tokens: draft tokens for each verification, at most (K).
         drafter_args: vLLM engine flags for the child, as on a command line.
         drafter_cores: CPU cores for the child, as in ``0-3,8``.
@@ -53,7 +53,7 @@ class LLM(vllm.LLM):  # type: ignore[misc]
         drafter: str | None = None,
         key_file: str | None = None,
         mode: str = "auto",
-        num_speculative_tokens: int = 4,
+        num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS,
         drafter_args: str = "",
         drafter_cores: str | None = None,
         target_cores: str | None = None,
@@ -64,7 +64,17 @@ class LLM(vllm.LLM):  # type: ignore[misc]
         ours = {name: options.pop(name) for name in CONFIG_FIELDS if name in options}
         options = with_cpu_defaults(options)
         own_process = envs.VLLM_ENABLE_V1_MULTIPROCESSING
+        wish: dict[str, Any] = {
+            "draft_model": draft_model,
+            "drafter": drafter,
+            "key_file": key_file,
+            "drafter_args": drafter_args,
+            "drafter_cores": drafter_cores,
+            "target_cores": target_cores,
+            "drafter_gpu": drafter_gpu,
+        }
         if mode == "off":
+            beside.say_unused({**wish, "stats": stats})
             placement = beside.target_only(target_cores)
             with beside.target_device(placement, options, own_process=own_process):
                 super().__init__(model, **options)
@@ -72,23 +82,15 @@ class LLM(vllm.LLM):  # type: ignore[misc]
         contract.ensure()
         config = MineDraftConfig.parse({"mode": mode, **ours})
         options = beside.merged(options, class_options(config, num_speculative_tokens))
-        wish = beside.DrafterOptions(
-            draft_model=draft_model,
-            drafter=drafter,
-            key_file=key_file,
-            drafter_args=drafter_args,
-            drafter_cores=drafter_cores,
-            target_cores=target_cores,
-            drafter_gpu=drafter_gpu,
-        )
+        wanted = beside.DrafterOptions(**wish)
         target = beside.vllm_config(model, options)
         refusals.check_target(target)
-        placement = beside.place(wish, options)
+        placement = beside.place(wanted, options)
         hello = beside.hello(target.model_config)
         child = None
         if draft_model is not None:
-            beside.check_draft_model(hello, wish, options)
-            child = beside.drafter_process(wish, placement, options)
+            beside.check_draft_model(hello, wanted, options)
+            child = beside.drafter_process(wanted, placement, options)
         endpoint = child.endpoint if child else Endpoint(str(drafter), key_file)
         variables = endpoint.environment()
         if stats is not None:

@@ -26,6 +26,7 @@ from minedraft.drafter.supervisor import Supervisor
 from minedraft.engine_options import one_line, with_cpu_defaults
 from minedraft.placement import Placement
 from minedraft.verifier import refusals
+from minedraft.verifier.patches import INTERRUPTION_OF_A_START
 from minedraft.verifier.plugin import class_options
 
 logger = init_logger("vllm.minedraft")
@@ -39,6 +40,7 @@ SIGNAL_AGAIN_S = 5.0
 def run_stock(options: argparse.Namespace) -> int:
     """Serves without drafts until SIGTERM or SIGINT; ``options`` as cli.py parses them."""
     serving = _Serving(options)
+    beside.say_unused(vars(options))
     serving.run(serving.given, beside.target_only(options.target_cores))
     return 0
 
@@ -101,6 +103,7 @@ class _Serving:
         """Serves with these flags until the end."""
         for name, value in settings.items():
             setattr(self._arguments, name, value)
+        INTERRUPTION_OF_A_START.apply()
         try:
             with beside.target_device(placement, settings, own_process=True):
                 self._command.cmd(self._arguments)

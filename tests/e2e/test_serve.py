@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ SCHEMA = {
 }
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 GONE_S = 12.0
+PUBLISHED_S = 1.0
+"""After so long what was done shows in our metrics."""
+START_ENDED_S = 40.0
 
 
 def short(factory: pytest.TempPathFactory) -> Path:
@@ -59,7 +64,9 @@ def servers(
     words += ["--structured-outputs-config.backend", "xgrammar"]
     with (
         serving(tiny.target, short(tmp_path_factory), *child_words(tiny), *words) as drafted,
-        serving(tiny.target, short(tmp_path_factory), "--mode", "off", *words) as plain,
+        serving(
+            tiny.target, short(tmp_path_factory), *child_words(tiny), "--mode", "off", *words
+        ) as plain,
     ):
         yield drafted.wait_healthy(), plain.wait_healthy()
 
@@ -79,17 +86,31 @@ def client(server: Process) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
-def texts(server: Process) -> list[str]:
+def texts(server: Process, **body: Any) -> list[str]:
     """Greedy answers to a batch of prompts."""
-    answer = client(server).completions.create(prompt=PROMPTS, extra_body=IGNORE_EOS, **GREEDY)
+    answer = client(server).completions.create(
+        prompt=PROMPTS, extra_body=IGNORE_EOS | body, **GREEDY
+    )
     return [choice.text for choice in sorted(answer.choices, key=lambda choice: choice.index)]
+
+
+def metric(server: Process, name: str) -> float:
+    """A number on the page of metrics, summed over its labels."""
+    lines = server.get("/metrics")[1].decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
 def accepted(server: Process) -> float:
     """Draft tokens that the target took, as vLLM's own metrics say."""
-    lines = server.get("/metrics")[1].decode().splitlines()
-    name = "vllm:spec_decode_num_accepted_tokens_total"
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+    return metric(server, "vllm:spec_decode_num_accepted_tokens_total")
+
+
+def counts(server: Process) -> tuple[float, float, float]:
+    """Verifications, those of them without drafts, and draft tokens that were verified."""
+    time.sleep(PUBLISHED_S)
+    names = ("verifications", "verifications_without_drafts", "draft_tokens_verified")
+    first, second, third = (metric(server, f"minedraft:{name}_total") for name in names)
+    return first, second, third
 
 
 def wait_drafted(server: Process, expected: list[str]) -> None:
@@ -117,6 +138,7 @@ def test_a_batch_is_answered_as_by_stock_vllm_and_drafts_were_used(
     assert texts(drafted) == texts(plain)
     assert accepted(drafted) > before
     assert plain.get("/minedraft/status")[0] == 404
+    assert "stock vLLM; unused: draft_model, drafter_args" in plain.text()
 
 
 def test_the_start_says_what_runs_where(drafted: Process) -> None:
@@ -189,6 +211,68 @@ def test_vllms_own_benchmark_runs_against_it(drafted: Process, tiny: Any, tmp_pa
     assert json.loads((tmp_path / "out.json").read_text())["completed"] == 6
 
 
+# --- our own options and commands -----------------------------------------------------------------
+
+
+def test_single_requests_say_by_http_how_they_are_drafted_for(
+    servers: tuple[Process, Process],
+) -> None:
+    drafted, plain = servers
+    drafted.wait_attached()
+    expected = texts(plain)
+
+    def asking(**options: object) -> tuple[float, float]:
+        """Verifications with drafts, and draft tokens in them."""
+        before = counts(drafted)
+        assert texts(drafted, vllm_xargs=options) == expected
+        rows, without, tokens = (b - a for a, b in zip(before, counts(drafted), strict=True))
+        assert rows > 0
+        return rows - without, tokens
+
+    assert asking(minedraft_draft=0) == (0, 0)
+    assert asking(minedraft_draft="perhaps") == (0, 0)
+    assert "no drafts for" in drafted.text()
+    rows, tokens = asking(minedraft_max_draft_tokens=1)
+    assert rows == tokens > 0
+    rows, tokens = asking(minedraft_draft=1)
+    assert tokens > rows > 0
+
+
+def control(server: Process, *words: object) -> dict[str, Any]:
+    """What the only engine says to ``minedraft control``."""
+    found = re.search(r"control folder (\S+)", server.text())
+    assert found is not None
+    command = [sys.executable, "-m", "minedraft", "control", found[1], "--json", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    (status,) = json.loads(done.stdout)
+    return dict(status)
+
+
+def test_a_running_server_is_changed_and_traced_by_the_command(
+    servers: tuple[Process, Process], tmp_path: Path
+) -> None:
+    drafted, plain = servers
+    drafted.wait_attached()
+    expected, trace = texts(plain), tmp_path / "run.json"
+    assert control(drafted)["mode"] == "overlap"
+    assert control(drafted, "--trace", trace)["trace"] == str(trace)
+    assert texts(drafted) == expected
+    assert control(drafted, "--mode", "off")["mode"] == "off"
+    try:
+        before = counts(drafted)
+        assert texts(drafted) == expected
+        after = counts(drafted)
+        assert after[0] > before[0]
+        assert after[2] == before[2]
+        assert control(drafted, "--no-trace")["trace"] == ""
+    finally:
+        control(drafted, "--mode", "overlap")
+    spans = {event["name"] for event in json.loads(trace.read_text()) if event["ph"] == "X"}
+    assert {"verify", "draft"} <= spans
+    wait_drafted(drafted, expected)
+
+
 # --- the drafter ----------------------------------------------------------------------------------
 
 
@@ -204,11 +288,12 @@ def test_a_drafter_that_is_killed_comes_back(servers: tuple[Process, Process]) -
     first = drafter_of(drafted)
     assert first is not None
     first.kill()
+    until(lambda: not drafted.attached(), 2.0, "the loss shows, though there is no request")
     expected = texts(plain)
     assert texts(drafted) == expected
-    until(lambda: not drafted.attached(), 10.0, "the loss shows")
     assert drafted.get("/health")[0] == 200
     until(lambda: drafter_of(drafted) not in {first, None}, 10.0, "another drafter")
+    drafted.wait_attached()
     wait_drafted(drafted, expected)
     (line,) = [line for line in drafted.text().splitlines() if "the drafter ended with" in line]
     assert "exit code -9" in line
@@ -307,6 +392,27 @@ def test_nothing_is_left_when_a_process_is_killed(
             server.members(victim)[0].kill()
             server.popen.wait(60)
         server.wait_all_gone(GONE_S)
+        assert list(folder.glob("minedraft-*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [2, 8, 15])
+def test_one_sigterm_ends_everything_also_during_the_start(
+    tiny: Any, tmp_path_factory: pytest.TempPathFactory, seconds: int
+) -> None:
+    """Stock vLLM loses a signal that comes while it starts."""
+    folder = short(tmp_path_factory)
+    with serving(tiny.target, folder, *child_words(tiny)) as server:
+        time.sleep(seconds)
+        server.popen.send_signal(signal.SIGTERM)
+
+        def ended() -> bool:
+            left = server.family()
+            return server.popen.poll() is not None and not left
+
+        until(ended, START_ENDED_S, "all processes gone")
+        # With SIGINT it ends if some library was interrupted; a shell says 130 of that too.
+        assert server.popen.returncode in {130, -signal.SIGINT}, server.text()[-3000:]
         assert list(folder.glob("minedraft-*")) == []
 
 

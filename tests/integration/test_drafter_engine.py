@@ -266,6 +266,20 @@ def test_long_prompts_are_chunked_within_the_batch(
     engine.close("a")
 
 
+def test_a_step_says_for_whom_it_computed(engine: DraftEngine) -> None:
+    engine.open("a", words(80, 10))
+    engine.open("b", words(81, 1))
+    engine.step()
+    assert engine.last_pass == ["a"], "a prompt of one token needs no prefill"
+    engine.step()
+    assert engine.last_pass == []
+    engine.extend("b", 1, [], 1)
+    assert len(engine.step()) == 1
+    assert engine.last_pass == ["b"]
+    for key in ("a", "b"):
+        engine.close(key)
+
+
 def test_a_long_prefill_does_not_hold_up_drafts(engine: DraftEngine) -> None:
     engine.open("short", words(21, 8))
     engine.open("long", words(22, 300))

@@ -1,12 +1,15 @@
-"""The repairs of vLLM's CPU sampler: right, and only where they are needed."""
+"""The repairs of vLLM: right, and only where they are needed."""
 
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.utils.network_utils import zmq_socket_ctx
+from vllm.v1.engine import utils as engine_utils
 from vllm.v1.sample import rejection_sampler
 
 from minedraft.verifier import patches
@@ -44,6 +47,21 @@ def test_top_k_of_some_tokens_is_vllms_own_and_of_none_is_nothing() -> None:
 def test_the_probe_finds_nothing_wrong_with_the_replacement(patch: Patch) -> None:
     assert patch.module is rejection_sampler
     assert not patch.is_faulty(patch.replacement)
+
+
+def test_an_interruption_comes_out_of_vllms_socket() -> None:
+    patch = patches.INTERRUPTION_OF_A_START
+    assert patch.module is engine_utils
+    assert patch.is_faulty(zmq_socket_ctx)
+    assert not patch.is_faulty(patch.replacement)
+    with patch.replacement("inproc://there", zmq.PAIR, bind=True) as socket:
+        assert not socket.closed
+    assert socket.closed
+    with (
+        pytest.raises(RuntimeError, match="another"),
+        patch.replacement("inproc://there", zmq.PAIR, bind=True),
+    ):
+        raise RuntimeError("another")
 
 
 def test_only_a_faulty_function_is_replaced(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from minedraft.config import ConfigError
-from minedraft.control import Command, Mode, Status, ask
+from minedraft.config import ConfigError, Mode
+from minedraft.control import Command, Status, ask
 from minedraft.verifier.attendant import Attendant
 
 TICK_S = 0.02

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from tiny import make_model
 from minedraft import beside, lifeline, serve
 from minedraft.cli import main
 from minedraft.commands import serve as command
-from minedraft.config import ENV_CONTROL, ConfigError, Endpoint, MineDraftConfig
+from minedraft.config import ENV_CONTROL, ENV_METRICS, ConfigError, Endpoint, MineDraftConfig
 from minedraft.drafter.child import DrafterError, DrafterProcess
 from minedraft.placement import Placement
 from minedraft.protocol import Refused
@@ -100,6 +102,23 @@ def test_a_target_that_is_not_there_is_said_in_one_line(
         signal.signal(signal.SIGTERM, before)
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("minedraft: ")]
     assert "/nothing/here" in line
+
+
+def test_without_drafts_there_is_no_trace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minedraft.cli._preload_openmp", lambda words: None)
+    assert main(["serve", "t", "--mode", "off", "--trace", "/tmp/t.json"]) == 2
+    assert "minedraft: --trace: stock vLLM writes none" in capsys.readouterr().err
+
+
+def test_what_mode_off_leaves_unused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(beside.logger, "info", lambda text, *a: said.append(text % a))
+    beside.say_unused({"draft_model": None, "drafter_args": "", "target_cores": "0"})
+    assert said == []
+    beside.say_unused({"draft_model": "d", "drafter_cores": "1", "target_cores": "0"})
+    assert said == ["MineDraft: off, so this is stock vLLM; unused: draft_model, drafter_cores"]
 
 
 # --- vLLM's command -------------------------------------------------------------------------------
@@ -219,6 +238,33 @@ def test_a_drafter_that_cannot_start_ends_the_server_with_its_words(
         run()
 
 
+LOST_SIGNALS = """
+import os, signal, sys, time
+from minedraft.commands import serve
+serve.AGAIN_S = 1
+signal.signal(signal.SIGTERM, serve._interrupt)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    sys.exit("not interrupted")
+except KeyboardInterrupt:
+    pass
+try:
+    time.sleep(20)
+    sys.exit("lost for ever")
+except KeyboardInterrupt:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+time.sleep(20)
+"""
+
+
+def test_a_signal_that_is_lost_comes_again_until_vllm_handles_it() -> None:
+    """In a process of its own: the alarm clock of this one is that of the tests' timeouts."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOST_SIGNALS], timeout=60, capture_output=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+
+
 # --- the environment ------------------------------------------------------------------------------
 
 
@@ -226,12 +272,12 @@ def test_folders_are_private_and_those_of_the_user_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(ENV_CONTROL, raising=False)
-    monkeypatch.setenv(command.ENV_METRICS, "/theirs")
+    monkeypatch.setenv(ENV_METRICS, "/theirs")
     variables = command._environment(tmp_path)
     control = Path(variables[ENV_CONTROL])
     assert control.parent == tmp_path
     assert stat.S_IMODE(control.stat().st_mode) == 0o700
-    assert command.ENV_METRICS not in variables
+    assert ENV_METRICS not in variables
     assert variables[lifeline.ENV_FOLDER] == str(tmp_path)
     monkeypatch.setenv(ENV_CONTROL, "/theirs")
     assert command._environment(tmp_path).keys() == lifeline.family(tmp_path).keys()

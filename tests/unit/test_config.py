@@ -16,7 +16,9 @@ from minedraft.config import (
     ConfigError,
     Endpoint,
     MineDraftConfig,
+    Mode,
     check_num_speculative_tokens,
+    path_of_engine,
 )
 from minedraft.devices import environment
 from minedraft.protocol import MAX_DRAFT_TOKENS
@@ -171,3 +173,16 @@ def test_numbers_of_speculative_tokens(num: int) -> None:
     else:
         with pytest.raises(ConfigError, match=rf"^--num-speculative-tokens {num}: give .* 1 to 32"):
             check_num_speculative_tokens(num)
+
+
+@pytest.mark.parametrize("engine", [1, 12])
+def test_engines_write_beside_the_first(engine: int) -> None:
+    assert path_of_engine("/a/b.c/trace.json", 0) == "/a/b.c/trace.json"
+    assert path_of_engine("/a/b.c/trace.json", engine) == f"/a/b.c/trace-{engine}.json"
+    assert path_of_engine("/a/b.c/trace", engine) == f"/a/b.c/trace-{engine}"
+    assert path_of_engine("", engine) == ""
+
+
+def test_an_engine_can_be_told_every_mode_and_off() -> None:
+    modes = get_type_hints(MineDraftConfig)["mode"]
+    assert {*get_args(modes), "off"} == set(get_args(Mode))

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm import SamplingParams
 
-from minedraft import offline
+from minedraft import beside, offline
 from minedraft.config import ConfigError
+from minedraft.llm import LLM
 from minedraft.offline import PromptLine, engine_prompt, generate, read_prompts, sampling_params
 
 
@@ -196,6 +197,20 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(offline, "LLM", loads)
     monkeypatch.setattr(offline, "_engine", loads, raising=False)
+
+
+def test_mode_off_is_stock_vllm_and_says_what_it_leaves_unused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    started: list[Any] = []
+    monkeypatch.setattr(beside.logger, "info", lambda text, *a: said.append(text % a))
+    monkeypatch.setattr("vllm.LLM.__init__", lambda self, model, **o: started.append((model, o)))
+    LLM("target", mode="off", draft_model="d", stats="s.json", seed=1)
+    ((model, options),) = started
+    assert (model, options["seed"]) == ("target", 1)
+    assert "scheduler_cls" not in options
+    assert said == ["MineDraft: off, so this is stock vLLM; unused: draft_model, stats"]
 
 
 @pytest.mark.usefixtures("no_engine")

@@ -239,3 +239,16 @@ def test_variables_are_set_meanwhile_and_restored(monkeypatch: pytest.MonkeyPatc
         fail()
     assert os.environ["MD_OLD"] == "old"
     assert "MD_NEW" not in os.environ
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+def test_visible_gpus_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert devices.visible_gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert devices.visible_gpus() == ["5", "7"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert devices.visible_gpus() == []

@@ -1,5 +1,6 @@
 """A drafter that dies is started anew; one that never gets ready is a failure, said once."""
 
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ class FakeDrafter:
         if isinstance(self.ready, threading.Event):
             self.died.wait()
             raise DrafterError("it ended before it was ready")
-        if isinstance(self.ready, DrafterError):
+        if isinstance(self.ready, Exception):
             raise self.ready
         assert isinstance(self.ready, protocol.Welcome)
         return self.ready
@@ -174,3 +175,31 @@ def test_the_folder_of_the_process_is_the_callers(tmp_path: Path) -> None:
         drafter.start_anew()
     drafter.stop()
     assert tmp_path.exists()
+
+
+def test_a_folder_that_was_cleaned_away_is_made_again(tmp_path: Path) -> None:
+    from minedraft.drafter.child import DrafterProcess
+
+    folder = tmp_path / "minedraft-x"
+    folder.mkdir(mode=0o700)
+    drafter = DrafterProcess("model", ["--cores", "x"], {}, folder)
+    assert drafter.wait() == 2
+    shutil.rmtree(folder)
+    assert drafter.last_words() == "exit code 2"
+    drafter.start_anew()
+    assert drafter.wait() == 2
+    assert "cores 'x'" in drafter.last_words()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    drafter.stop()
+
+
+@pytest.mark.usefixtures("fast")
+def test_what_nobody_foresaw_is_a_failure_too() -> None:
+    failures: list[DrafterError] = []
+    drafter = FakeDrafter(OSError("too many open files"))
+    watched = supervised(drafter, failures)
+    watched._thread.join(10.0)
+    watched.stop()
+    assert [str(failure) for failure in failures] == [
+        "the drafter did not start: OSError: too many open files"
+    ]

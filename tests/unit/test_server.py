@@ -35,6 +35,7 @@ class FakeEngine:
         self.held: dict[Hashable, list[int]] = {}
         self.wishes: dict[Hashable, int] = {}
         self.lost: list[Lost] = []
+        self.last_pass: list[Hashable] = []
         self.calls: list[tuple[str, Hashable]] = []
 
     def open(self, key: Hashable, tokens: Sequence[int]) -> None:
@@ -71,6 +72,7 @@ class FakeEngine:
     def step(self) -> list[Drafted | Lost]:
         self.steps += 1
         self.clock.now += self.step_s
+        self.last_pass = list(self.wishes)
         answers: list[Drafted | Lost] = [*self.lost]
         for key, count in self.wishes.items():
             length = len(self.held[key])
@@ -275,7 +277,7 @@ def test_sessions_of_two_verifiers_with_the_same_number_are_two(bench: Bench) ->
 
 def test_a_lost_session_is_said_and_forgotten(bench: Bench) -> None:
     bench.serve((A, HELLO), (A, opens(1, tokens=[1] * (MOST_TOKENS + 1))), (A, opens(2)))
-    assert bench.heard(A)[1:] == [Drafts([], [protocol.Lost(1, protocol.LOST_CONTEXT)], 0.5)]
+    assert bench.heard(A)[1:] == [Drafts([], [protocol.Lost(1, protocol.LOST_CONTEXT)])]
     bench.check()
     bench.serve((A, wants(1, 2)), (A, wants(2, 1)))
     unknown = [protocol.Lost(1, protocol.LOST_UNKNOWN), protocol.Lost(2, protocol.LOST_UNKNOWN)]
@@ -431,16 +433,16 @@ def test_without_work_it_waits_and_with_work_it_does_not(bench: Bench) -> None:
     assert bench.engine.steps == 2
 
 
-def test_busy_time_is_split_and_told_once(bench: Bench) -> None:
-    bench.serve((A, HELLO), (B, HELLO), (C, HELLO), (A, opens(1)), (B, opens(1)))
+def test_busy_time_is_split_and_told_once_to_those_for_whom_it_was_spent(bench: Bench) -> None:
+    bench.serve(*[(peer, HELLO) for peer in (A, B, C)], *[(p, opens(1)) for p in (A, B, C)])
     bench.engine.step_s = 3.0
     bench.serve((A, wants(1, 2)))
-    bench.serve((A, wants(1, 2)))
+    bench.serve((A, wants(1, 2)), (B, wants(1, 2)))
     bench.serve((B, wants(1, 2)))
     told = {
         peer: [m.busy_s for m in bench.heard(peer) if isinstance(m, Drafts)] for peer in (A, B, C)
     }
-    assert told == {A: [1.5, 1.5], B: [4.5], C: []}, "C had no session"
+    assert told == {A: [3.0, 1.5], B: [1.5, 3.0], C: []}, "C has a session and asked nothing"
 
 
 busy = st.floats(0.001, 10.0)
@@ -560,6 +562,7 @@ class SlowEngine(FakeEngine):
         self.left -= 1
         if self.left > 0:
             self.clock.now += self.step_s
+            self.last_pass = list(self.wishes)
             return []
         return super().step()
 
@@ -575,7 +578,27 @@ def test_the_steps_of_one_answer_are_one_span(bench: Bench) -> None:
     assert bench.spans(B) == [], "it was not answered"
     bench.clock.now = 200.0
     bench.serve((B, wants(5, 2)))
-    assert bench.spans(B) == [(100.0, 102.0, 1), (200.0, 200.5, 1)], "both used the engine"
+    assert bench.spans(B) == [(200.0, 200.5, 1)], "nothing was computed for it before"
+
+
+def test_what_was_computed_without_an_answer_is_told_with_the_next_one(bench: Bench) -> None:
+    """As with a prompt, which is prefilled ahead."""
+    engine = SessionsEngine()
+    bench.server = DraftServer(engine, bench.socket, WELCOME)
+
+    def serve_all(*messages: tuple[bytes, protocol.ToDrafter | bytes]) -> None:
+        bench.serve(*messages)
+        while engine.has_work():
+            bench.serve()
+
+    serve_all((A, HELLO), (B, HELLO), (A, opens(1, tokens=[1, 2, 3])), (B, opens(1, tokens=[1])))
+    bench.clock.now = 200.0
+    serve_all((B, wants(1, 1)))
+    assert [start for start, _, _ in bench.spans(B)] == [200.0], "a prompt of one is not prefilled"
+    assert bench.spans(A) == []
+    bench.clock.now = 300.0
+    serve_all((A, wants(1, 3)))
+    assert [start for start, _, _ in bench.spans(A)] == [100.0, 300.0]
 
 
 def test_a_span_ends_when_its_work_is_withdrawn(bench: Bench) -> None:
@@ -590,7 +613,18 @@ def test_a_span_ends_when_its_work_is_withdrawn(bench: Bench) -> None:
     assert bench.spans(A) == [(100.0, 100.5, 0), (idle_until, bench.clock.now, 1)]
 
 
+class PrefillingEngine(FakeEngine):
+    """Computes for a session of A in every step, beside what it answers."""
+
+    def step(self) -> list[Drafted | Lost]:
+        answers = super().step()
+        self.last_pass.append((A, 1))
+        return answers
+
+
 def test_of_too_many_untold_spans_the_latest_are_kept(bench: Bench) -> None:
+    bench.engine = PrefillingEngine(bench.clock)
+    bench.server = DraftServer(bench.engine, bench.socket, WELCOME)
     bench.serve((A, HELLO), (A, opens(1)), (B, HELLO), (B, opens(2)))
     for _ in range(protocol.MAX_SPANS + 5):
         bench.serve((B, wants(2, 2)))
@@ -660,6 +694,7 @@ class SessionsEngine:
             chunk=8,
             release=lambda session: self.count(),
         )
+        self.last_pass: list[Hashable] = []
         self.open, self.extend, self.close = (
             self.sessions.open,
             self.sessions.extend,
@@ -673,7 +708,9 @@ class SessionsEngine:
         return self.sessions.has_work
 
     def step(self) -> list[Drafted | Lost]:
-        for session, count in [(row.session, row.count) for row in self.sessions.plan()]:
+        rows = self.sessions.plan()
+        self.last_pass = [row.session.key for row in rows]
+        for session, count in [(row.session, row.count) for row in rows]:
             ends = session.computed + count == len(session.tokens)
             self.sessions.advance(session, count, (7, -1.0) if ends else None)
         return self.sessions.take_answers()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from minedraft.config import ConfigError
 from minedraft.protocol import Span
 from minedraft.verifier import trace as trace_module
-from minedraft.verifier.trace import DRIFT, ClockOffset, Lane, Trace, path_of_engine
+from minedraft.verifier.trace import DRIFT, ClockOffset, Lane, Trace
 
 times = st.floats(0, 1e6)
 
@@ -273,7 +273,7 @@ def test_a_disk_that_fails_ends_the_trace_and_is_said_once(
             trace.flush()
         trace.close()
     assert [record.getMessage() for record in caplog.records] == [
-        f"MineDraft: the trace {path} ends: No space left on device"
+        f"MineDraft: trace ended: file={path} reason=No space left on device"
     ]
     assert trace.path == ""
 
@@ -307,12 +307,3 @@ def test_events_that_nobody_writes_take_bounded_memory(
     events = json.loads(path.read_text())
     lost = [event for event in events if "lost" in event["name"]]
     assert [event["name"] for event in lost] == ["23 events lost"]
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 5))
-def test_engines_write_beside_the_first(engine: int) -> None:
-    assert path_of_engine("/a/b.c/trace.json", 0) == "/a/b.c/trace.json"
-    assert path_of_engine("/a/b.c/trace.json", engine) == f"/a/b.c/trace-{engine}.json"
-    assert path_of_engine("/a/b.c/trace", engine) == f"/a/b.c/trace-{engine}"
-    assert path_of_engine("", engine) == ""

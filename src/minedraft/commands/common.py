@@ -5,12 +5,12 @@ engine flags and go to vLLM's own parser, which refuses what it does not know.
 """
 
 import argparse
+from typing import get_args
 
-from minedraft.config import MineDraftConfig
+from minedraft.config import DEFAULT_NUM_SPECULATIVE_TOKENS, MineDraftConfig, Mode
 
 Commands = argparse._SubParsersAction
 ENGINE_FLAGS = "Any other flag is a vLLM engine flag: see `vllm serve --help=all`."
-DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 
 
 def add_drafter(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """How the verifier works with its drafter."""
     add = parser.add_argument
     defaults, descriptions = MineDraftConfig(), MineDraftConfig.descriptions()
-    add("--mode", choices=("auto", "overlap", "sequential", "off"), default=defaults.mode,
+    add("--mode", choices=get_args(Mode), default=defaults.mode,
         help=f"{descriptions['mode']}; off: stock vLLM (default: %(default)s)")  # fmt: skip
     add("--num-speculative-tokens", type=int, default=DEFAULT_NUM_SPECULATIVE_TOKENS, metavar="K",
         help="draft tokens for each verification, at most (default: %(default)s)")  # fmt: skip

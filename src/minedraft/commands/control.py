@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minedraft.commands.common import Commands
-from minedraft.config import ENV_CONTROL, ConfigError
-from minedraft.control import Command, Mode, Status, ask, default_folder
+from minedraft.config import ENV_CONTROL, ConfigError, Mode
+from minedraft.control import Command, Status, ask, default_folder
 
 
 def add(commands: "Commands[argparse.ArgumentParser]") -> None:

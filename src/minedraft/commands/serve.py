@@ -9,13 +9,11 @@ from typing import Any, NoReturn
 
 from minedraft import lifeline
 from minedraft.commands.common import ENGINE_FLAGS, Commands, add_drafter, add_options
-from minedraft.config import ENV_CONTROL, check_num_speculative_tokens
+from minedraft.config import ENV_CONTROL, ENV_METRICS, ConfigError, check_num_speculative_tokens
 from minedraft.verifier import contract
 
 AGAIN_S = 15
 """Longer than an orderly end takes."""
-ENV_METRICS = "PROMETHEUS_MULTIPROC_DIR"
-"""Where processes leave their counters, for the page /metrics of another one to show."""
 
 
 def add(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -36,6 +34,8 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     check_num_speculative_tokens(options.num_speculative_tokens)
+    if options.mode == "off" and options.trace:
+        raise ConfigError("--trace: stock vLLM writes none; leave it out, or take another --mode")
     signal.signal(signal.SIGTERM, _interrupt)
     if options.mode == "off":
         from minedraft.serve import run_stock

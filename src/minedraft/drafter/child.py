@@ -53,6 +53,8 @@ class DrafterProcess:
         self._process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
+        # It may be gone meanwhile: temporary folders are cleaned by others too.
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 self._command,
@@ -87,7 +89,10 @@ class DrafterProcess:
 
     def last_words(self) -> str:
         """What the ended process said at last."""
-        lines = self._log.read_text(errors="replace").strip().splitlines()
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
         # Libraries have something to say at the very end too.
         ours = [line for line in lines if line.startswith("minedraft: ")]
         return [f"exit code {self._process.returncode}", *lines, *ours][-1].strip()

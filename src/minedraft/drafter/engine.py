@@ -92,6 +92,8 @@ class DraftEngine:
         """Forward passes so far."""
         self.num_computed = 0
         """Tokens computed so far, of all passes and sessions."""
+        self.last_pass: list[Hashable] = []
+        """Keys of the sessions for which the last step computed something."""
         self._executor = self._core.model_executor
         self._sampling = SamplingParams(
             temperature=0.0, logprobs=0, max_tokens=1 << 30, ignore_eos=True, detokenize=False
@@ -139,6 +141,7 @@ class DraftEngine:
     def step(self) -> list[Drafted | Lost]:
         """Run at most one forward pass; the answers that are complete after it."""
         batch = self._admit()
+        self.last_pass = [part.session.key for part in batch]
         if batch:
             self._run(batch)
         return self._sessions.take_answers()

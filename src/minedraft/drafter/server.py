@@ -8,7 +8,7 @@ takes its sessions with it.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -32,6 +32,8 @@ Key = tuple[bytes, int]
 class _Engine(Protocol):
     """What the server needs of engine.DraftEngine."""
 
+    @property
+    def last_pass(self) -> Collection[Hashable]: ...
     def open(self, key: Hashable, tokens: Sequence[int]) -> None: ...
     def extend(
         self, key: Hashable, base_len: int, tokens: Sequence[int], num_drafts: int
@@ -152,7 +154,8 @@ class DraftServer:
     # --- messages out -------------------------------------------------------------------------
 
     def _account(self, started: float, ended: float, results: Sequence[Drafted | Lost]) -> None:
-        busy = [verifier for verifier in self._verifiers.values() if verifier.sessions]
+        computed = {cast(Key, key)[0] for key in self._engine.last_pass}
+        busy = [verifier for peer, verifier in self._verifiers.items() if peer in computed]
         rows = sum(isinstance(result, Drafted) for result in results)
         for verifier in busy:
             verifier.busy_s += (ended - started) / len(busy)

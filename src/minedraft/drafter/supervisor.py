@@ -23,6 +23,12 @@ def next_delay(delay_s: float, lived_s: float) -> float:
     return FIRST_DELAY_S if lived_s >= STEADY_S else min(2 * delay_s, LONGEST_DELAY_S)
 
 
+def _as_drafter_error(error: Exception) -> DrafterError:
+    if isinstance(error, DrafterError):
+        return error
+    return DrafterError(f"the drafter did not start: {type(error).__name__}: {error}")
+
+
 class Supervisor:
     """A thread that starts a drafter anew whenever it ends, once it was ready for the first time.
 
@@ -55,9 +61,9 @@ class Supervisor:
         started = time.monotonic()
         try:
             welcome = self._drafter.wait_ready(self._hello)
-        except DrafterError as error:
+        except Exception as error:
             if not self._stopping.is_set():
-                self._failed(error)
+                self._failed(_as_drafter_error(error))
             return
         logger.info("MineDraft: the drafter is ready: %s", welcome.model)
         delay_s = FIRST_DELAY_S / 2  # doubled before it is used

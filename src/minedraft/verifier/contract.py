@@ -152,6 +152,8 @@ ENGINE: Contract = {
     ),
     "vllm.v1.sample.rejection_sampler:apply_top_k_top_p": Function("(logits, k, p)", replaced=True),
     "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p": Function("(logits, k, p, *)"),
+    "vllm.v1.engine.utils:zmq_socket_ctx": Function("(path, socket_type, bind)", replaced=True),
+    "vllm.utils.network_utils:zmq_socket_ctx": Function("(path, socket_type, bind)"),
 }
 
 CONFIGURATION: Contract = {

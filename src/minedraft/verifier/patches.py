@@ -1,16 +1,20 @@
-"""Repairs of stock vLLM without which the output would be wrong. None where vLLM is right.
+"""Repairs of stock vLLM without which the output would be wrong, or a server would not end.
 
 A patch is an object: it probes the stock function first, replaces it only if the probe shows the
-fault, and logs what it replaced. It is applied in our workers only.
+fault, and logs what it replaced. It is applied in our workers and in `minedraft serve` only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
+import zmq
 from vllm.logger import init_logger
+from vllm.utils.network_utils import zmq_socket_ctx
+from vllm.v1.engine import utils as engine_utils
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
@@ -94,6 +98,42 @@ TOP_K_OF_NOTHING_ON_CPU = Patch(
     "any first prefill",
 )
 """Seen in 0.32.0 (sample/ops/topk_topp_sampler.py, apply_top_k_only)."""
+
+
+@contextmanager
+def _interruptible_socket(
+    path: str, socket_type: Any, bind: bool | None = None
+) -> Iterator["zmq.Socket[bytes]"]:
+    """vLLM's own socket, out of which an interruption comes."""
+    interruption = None
+    with zmq_socket_ctx(path, socket_type, bind) as socket:
+        try:
+            yield socket
+        except KeyboardInterrupt as error:
+            interruption = error
+            raise
+    if interruption is not None:
+        raise interruption
+
+
+def _swallows_interruptions(open_socket: Callable[..., Any]) -> bool:
+    try:
+        with open_socket("inproc://minedraft-probe", zmq.PAIR, bind=True):
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+INTERRUPTION_OF_A_START = Patch(
+    module=engine_utils,
+    name="zmq_socket_ctx",
+    replacement=_interruptible_socket,
+    is_faulty=_swallows_interruptions,
+    fault="it swallows the SIGTERM or SIGINT that comes while the engines start, and the server "
+    "would wait for them for ever",
+)
+"""Seen in 0.32.0 and 0.33.0 (utils/network_utils.py)."""
 
 
 def apply_on_cpu() -> None:
