@@ -36,6 +36,19 @@ _FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
 }
+MAMBA: dict[str, Any] = {
+    "architectures": ["MambaForCausalLM"],
+    "model_type": "mamba",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "intermediate_size": 128,
+    "layer_norm_epsilon": 1e-5,
+    "time_step_rank": 4,
+    "conv_kernel": 4,
+}
+"""The configuration of a model that cannot take tokens back."""
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tiny import make_model, make_tokenizer
+from tiny import MAMBA, make_model, make_tokenizer
 
 FLAGS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--block-size", "32"]
 DRAFTER_FLAGS = "--dtype float32 --block-size 32"
@@ -240,18 +240,7 @@ def test_a_drafter_that_cannot_roll_back_is_refused(
 ) -> None:
     mamba = tmp_path / "mamba"
     make_tokenizer(64).save_pretrained(mamba)
-    config = {
-        "architectures": ["MambaForCausalLM"],
-        "model_type": "mamba",
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "state_size": 8,
-        "intermediate_size": 128,
-        "time_step_rank": 4,
-        "conv_kernel": 4,
-    }
-    (mamba / "config.json").write_text(json.dumps(config))
+    (mamba / "config.json").write_text(json.dumps(MAMBA))
     line = refused(
         *("generate", tiny.target, "--draft-model", mamba, "--prompts", prompts),
         *("--output", tmp_path / "out", *FLAGS, "--drafter-args", "--load-format dummy"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny import make_model, make_tokenizer
+from tiny import MAMBA, make_model, make_tokenizer
 
 from minedraft import cli, devices, doctor, doctor_models, protocol, weights
 from minedraft.config import ConfigError, Endpoint
@@ -18,17 +18,6 @@ from minedraft.verifier import contract
 
 GIB = 1 << 30
 ELSEWHERE = Endpoint("ipc:///nowhere/drafter")
-MAMBA = {
-    "architectures": ["MambaForCausalLM"],
-    "model_type": "mamba",
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "state_size": 8,
-    "intermediate_size": 128,
-    "time_step_rank": 4,
-    "conv_kernel": 4,
-}
 
 
 def only(check: Check, subject: Subject | None = None) -> Finding:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny import MAMBA
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import registry
@@ -175,18 +176,6 @@ JAMBA: dict[str, Any] = {
     "attn_layer_period": 2,
     "expert_layer_offset": 1,
     "expert_layer_period": 2,
-}
-MAMBA: dict[str, Any] = {
-    "model_type": "mamba",
-    "architectures": ["MambaForCausalLM"],
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "vocab_size": 64,
-    "state_size": 8,
-    "intermediate_size": 128,
-    "layer_norm_epsilon": 1e-5,
-    "time_step_rank": 4,
-    "conv_kernel": 4,
 }
 
 
