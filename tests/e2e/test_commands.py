@@ -162,7 +162,7 @@ def test_two_verifiers_on_one_drafter_over_tcp(
             assert json.loads(stats.read_text())["accepted"] > 0
 
 
-@pytest.mark.parametrize("own_process", ["0", "1"])
+@pytest.mark.parametrize("own_process", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_nothing_outlives_a_parent_that_is_killed(
     tiny: Any, tmp_path: Path, own_process: str
 ) -> None:
@@ -219,6 +219,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(
     assert "tokenizer is not the target's" in line
 
 
+@pytest.mark.slow
 def test_a_vocabulary_padded_otherwise_is_no_difference(
     tiny: Any, prompts: Path, plain: list[Any], tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def stopped(drafter: Drafter) -> Iterator[None]:
         drafter.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_drafter_stopped_killed_and_started_again(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_sliding_window(tiny: Any, tmp_path: Path) -> None:
     assert check(Models.of(target, tiny), tmp_path, asks) > 0
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts(tiny: Any, tmp_path: Path) -> None:
     config = MixtralConfig(
         **COMMON, num_key_value_heads=2, head_dim=32, num_local_experts=4, num_experts_per_tok=2
@@ -138,6 +139,7 @@ def test_weights_of_eight_bits(tiny: Any, tmp_path: Path) -> None:
     assert check(Models.of(target, tiny), tmp_path) > 0
 
 
+@pytest.mark.slow
 def test_other_options_of_the_scheduler(tiny: Any, tmp_path: Path) -> None:
     asks = [Ask(prompt, greedy()) for prompt in prompts_of(2, 10)]
     options = {
@@ -151,6 +153,7 @@ def test_other_options_of_the_scheduler(tiny: Any, tmp_path: Path) -> None:
     assert check(tiny, tmp_path, asks, **options) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["processed_logprobs"])
 def test_what_logprobs_mean(tiny: Any, tmp_path: Path, mode: str) -> None:
     params = greedy(logprobs=2, repetition_penalty=1.3)
@@ -165,6 +168,7 @@ def test_what_logprobs_mean(tiny: Any, tmp_path: Path, mode: str) -> None:
                 assert left[token].logprob == pytest.approx(right[token].logprob, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["outlines"])
 def test_other_backends_of_structured_outputs(tiny: Any, tmp_path: Path, backend: str) -> None:
     shape = StructuredOutputsParams(regex="[a-f]{3}-[0-9]{4}(-[a-z]{1,9})?")

@@ -47,7 +47,7 @@ def speed_in(simulation: Simulation, n: int, seconds: float) -> float:
     return (simulation.tokens - tokens) / (simulation.seconds - began)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize("n", [1, 2, 5, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("acceptance", [0.02, 0.5, 0.9])
 @pytest.mark.parametrize("draft", DRAFT)
