@@ -9,6 +9,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from minedraft import protocol
+
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
     """SHA-256 over the (id, token) pairs of a tokenizer, in the order of ids."""
@@ -33,4 +35,13 @@ def disagreement(target: str, target_size: int, drafter: str, drafter_size: int)
     return (
         f"vocabularies of {target_size} (target) and {drafter_size} (drafter) tokens, and no "
         "tokenizer on one side to tell padding from tokens; give both models a tokenizer"
+    )
+
+
+def misfit(verifier: protocol.Hello, drafter: protocol.Welcome, who: str = "it") -> str | None:
+    """Why this drafter cannot serve this verifier; None if it can. ``who`` names the drafter."""
+    if drafter.version != verifier.version:
+        return f"{who} speaks protocol {drafter.version}, this verifier {verifier.version}"
+    return disagreement(
+        verifier.vocabulary, verifier.vocab_size, drafter.vocabulary, drafter.vocab_size
     )

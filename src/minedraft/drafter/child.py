@@ -146,11 +146,7 @@ def greet(
 
 
 def _fitting(welcome: protocol.Welcome, hello: protocol.Hello) -> protocol.Welcome:
-    reason = vocabulary.disagreement(
-        hello.vocabulary, hello.vocab_size, welcome.vocabulary, welcome.vocab_size
-    )
-    if welcome.version != hello.version:
-        reason = f"the drafter speaks protocol {welcome.version}, this verifier {hello.version}"
+    reason = vocabulary.misfit(hello, welcome, "the drafter")
     if reason is not None:
         raise DrafterError(reason)
     return welcome

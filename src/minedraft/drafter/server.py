@@ -134,18 +134,13 @@ class DraftServer:
         known = self._detach(peer)
         if not known:
             self._probe(list(self._verifiers))
-        mine = self._welcome
-        reason = vocabulary.disagreement(
-            hello.vocabulary, hello.vocab_size, mine.vocabulary, mine.vocab_size
-        )
-        if hello.version != mine.version:
-            reason = f"it speaks protocol {mine.version}, this verifier {hello.version}"
+        reason = vocabulary.misfit(hello, self._welcome)
         if len(self._verifiers) >= MAX_VERIFIERS:
             reason = f"it serves {MAX_VERIFIERS} verifiers already"
         if reason is not None:
             self._drop("refused verifier", reason)
             self._send(peer, protocol.Refused(reason))
-        elif self._send(peer, mine):
+        elif self._send(peer, self._welcome):
             self._verifiers[peer] = Verifier()
             if not known:
                 count = len(self._verifiers)

@@ -278,12 +278,7 @@ class DrafterClient:
                 self._greet()
 
     def _welcomed(self, message: protocol.Welcome) -> None:
-        hello = self._hello
-        reason = vocabulary.disagreement(
-            hello.vocabulary, hello.vocab_size, message.vocabulary, message.vocab_size
-        )
-        if message.version != hello.version:
-            reason = f"it speaks protocol {message.version}, this verifier {hello.version}"
+        reason = vocabulary.misfit(self._hello, message)
         if reason is not None:
             self._refuse(reason)
         elif not self.connected:
