@@ -210,6 +210,19 @@ def test_a_hiccup_is_soon_forgotten(hiccup_s: float) -> None:
     assert speed_in(simulation, 4, 30) > 0.95 * machine.best(4, K)[1]
 
 
+def test_a_long_wait_does_not_make_the_target_infinitely_fast() -> None:
+    """A hiccup is cut, and what was waited of it as well; what the target took is left."""
+    policy = Policy(1)
+    policy.drafted(1, 1, 1.0)
+    for _ in range(16):
+        policy.stepped(Step(1.0, 0.5, 2, 0, 2, 0))
+    for _ in range(10):
+        policy.stepped(Step(8.0, 4.0, 1, 0, 1, 0))
+    assert policy.choose(1) in (OFF, Choice(Mode.SEQUENTIAL, 1))
+    policy.stepped(Step(1.0, 1.0, 1, 0, 1, 0))
+    assert policy.choose(2).num_drafts <= 1
+
+
 def test_requests_that_take_fewer_drafts_are_not_credited_with_more() -> None:
     """Drafting for them costs K = 1, whatever K is, and does not pay."""
     policy = Policy(K)

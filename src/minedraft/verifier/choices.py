@@ -91,5 +91,14 @@ class Measured:
 
     def speed(self, acceptance: Acceptance) -> float:
         """Tokens a second."""
-        mean = self.draft_tokens / self.drafted if self.drafted else 0.0
-        return (self.plain + self.drafted * acceptance.tokens(mean)) / self.seconds
+        return tokens(self, acceptance) / self.seconds
+
+    def round_s(self) -> float:
+        """Seconds of a round; 0 before the first one."""
+        return self.seconds / self.rounds if self.rounds else 0.0
+
+
+def tokens(verified: Step | Measured, acceptance: Acceptance) -> float:
+    """Emitted by these verifications, by the running estimate of acceptance."""
+    mean = verified.draft_tokens / verified.drafted if verified.drafted else 0.0
+    return verified.plain + verified.drafted * acceptance.tokens(mean)

@@ -21,7 +21,7 @@ Plain Python, no vLLM, no clock: time is what the steps say they took.
 import math
 from dataclasses import dataclass, field, replace
 
-from minedraft.verifier.choices import OFF, STALE_S, Choice, Measured, Mode, Step
+from minedraft.verifier.choices import OFF, STALE_S, Choice, Measured, Mode, Step, tokens
 from minedraft.verifier.estimates import OUTLIER, Acceptance, Curve, DraftingTime
 
 PROBE_ROUNDS = 12
@@ -45,6 +45,8 @@ PATIENCE_ROUNDS = 64
 MAX_STALE_S = 600.0
 MISTRUST = 1.5
 """So many times as much, or as little, as the formula promises a choice may give."""
+SHORTEST_S = 1e-6
+"""No verification takes less; the formula divides by it."""
 SAME_LOAD = 0.35
 """Loads are kept apart by the logarithm (base 2) of the number of requests, this far at least."""
 
@@ -124,10 +126,10 @@ class Policy:
         step = self._without_outlier(step, rounds)
         self._lost_s = max(0.0, self._lost_s - LOSS_SHARE * step.seconds)
         curve = self._verify_s if step.drafted else self._decode_s
-        curve.add(rows + step.draft_tokens, step.seconds - step.waited_s)
+        target_s = max(step.seconds - step.waited_s, SHORTEST_S)
+        curve.add(rows + step.draft_tokens, target_s)
         visit.seconds += step.seconds
-        mean = step.draft_tokens / step.drafted if step.drafted else 0.0
-        visit.tokens += step.plain + step.drafted * self._acceptance.tokens(mean)
+        visit.tokens += tokens(step, self._acceptance)
         if self._is_settling(step):
             visit.settling += rounds
             return
@@ -144,11 +146,15 @@ class Policy:
 
     def _without_outlier(self, step: Step, rounds: float) -> Step:
         """Cut to a few times what is usual: a hiccup is soon forgotten, a change soon learned."""
-        measured = self._load.measured.get(self._visit.choice)
-        if measured is None or measured.rounds < OPINION_ROUNDS:
+        choice = self._visit.choice
+        if not self._is_known(choice):
             return step
-        most_s = OUTLIER * rounds * measured.seconds / measured.rounds
-        return replace(step, seconds=min(step.seconds, most_s), waited_s=min(step.waited_s, most_s))
+        most_s = OUTLIER * rounds * self._load.measured[choice].round_s()
+        if step.seconds <= most_s:
+            return step
+        # Waiting keeps its share: cut alone, it could leave the target no time at all.
+        share = most_s / step.seconds
+        return replace(step, seconds=share * step.seconds, waited_s=share * step.waited_s)
 
     def _is_settling(self, step: Step) -> bool:
         """Whether the step is not yet what its choice will be like."""
@@ -293,16 +299,16 @@ class Policy:
         n, k = self._decoding, choice.num_drafts
         if choice.mode is Mode.OFF:
             return n / (self._decode_s or self._verify_s)(n)
-        verify_s, tokens = self._verify_s or self._decode_s, n * self._acceptance.tokens(k)
-        half = n / 2
+        verify_s, emitted = self._verify_s or self._decode_s, n * self._acceptance.tokens(k)
         if choice.mode is Mode.OVERLAP:
-            return tokens / (2 * max(verify_s(half * (k + 1)), self._draft_s(half, k)))
-        return tokens / (verify_s(n * (k + 1)) + self._draft_s(n, k))
+            half = n / 2
+            return emitted / (2 * max(verify_s(half * (k + 1)), self._draft_s(half, k)))
+        return emitted / (verify_s(n * (k + 1)) + self._draft_s(n, k))
 
     def _home_round_s(self) -> float:
         """Seconds of a round at home."""
         measured = self._load.measured.get(self._load.home)
-        return measured.seconds / measured.rounds if measured and measured.rounds else 0.0
+        return measured.round_s() if measured else 0.0
 
     def _loss_s(self) -> float:
         """Seconds that the present visit cost, compared with home."""
