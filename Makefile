@@ -29,10 +29,22 @@ demo: .venv/.installed ## see it work: a small model on this machine's CPU
 	@$(BIN)/minedraft demo
 
 test: lint docs ## lint, documentation, and every test that is not slow
-	@$(BIN)/pytest -m "not slow"
+	@$(call both_runners,not slow)
 
 test-all: lint docs ## lint, documentation, and every test
-	@$(BIN)/pytest -m "slow or not slow"
+	@$(call both_runners,slow or not slow)
+
+# First the tests for Model Runner V2, whose interpreter takes one core, beside those for V1 that
+# take one core too; then, with nothing beside them, those that measure time or need all cores.
+define both_runners
+log=$$(mktemp); TRITON_INTERPRET=1 $(BIN)/pytest -m "$(1)" &> $$log & v2=$$!; \
+	trap "kill $$v2 2>/dev/null || true; rm -f $$log" EXIT; failed=; \
+	$(BIN)/pytest -m "($(1)) and not alone" || failed+=" V1"; \
+	wait $$v2 || failed+=" V2"; \
+	echo "Model Runner V2, meanwhile:"; cat $$log; \
+	$(BIN)/pytest -m "($(1)) and alone" || failed+=" alone"; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+endef
 
 lint: .venv/.installed ## ruff and mypy
 	@$(BIN)/ruff check

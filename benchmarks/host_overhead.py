@@ -1,10 +1,13 @@
 """Host time per step: ours, and what alternating halves cost vLLM, over the context length.
 
     python benchmarks/host_overhead.py [--requests 64] [--contexts 64 512 2000] [--steps 40]
+    python benchmarks/host_overhead.py --drafter
 
 A tiny model (dummy weights) and a drafter that answers at once from a process of its own, so what
 is measured is Python: the time inside our overrides without the stock methods that they call and
 without waiting, and the rest of the step without the model's forward pass, against plain decoding.
+With --drafter: of the drafter's engine, per pass, when every draft is rejected, with one pass in a
+step and with several.
 """
 
 import argparse
@@ -160,12 +163,93 @@ def report(name: str, requests: int, context: int, ms: dict[str, float]) -> dict
     return row
 
 
+def measure_drafter(
+    engine: Any, clock: Clock, sessions: int, context: int, rounds: int
+) -> dict[str, float]:
+    """Median microseconds a forward pass, over rounds of NUM_DRAFTS passes, by label."""
+    lengths = dict.fromkeys(range(sessions), context)
+    for key in lengths:
+        engine.open(key, [(key * 7 + i * 3) % 500 + 2 for i in range(context)])
+    while engine.has_work():
+        engine.step()
+    outcomes: dict[Any, list[int]] = {key: [] for key in lengths}
+    rows = []
+    for _ in range(rounds):
+        clock.spent.clear()
+        passes, answers = engine.num_passes, []
+        for key, tokens in outcomes.items():
+            engine.extend(key, lengths[key], tokens, NUM_DRAFTS)
+            lengths[key] += len(tokens)
+        while engine.has_work():
+            answers += engine.step()
+        outcomes = {answer.key: [(answer.tokens[0] + 1) % VOCAB_SIZE] for answer in answers}
+        passes = engine.num_passes - passes
+        rows.append({label: 1e6 * spent / passes for label, spent in clock.spent.items()})
+    for key in lengths:
+        engine.close(key)
+    labels = {label for row in rows for label in row}
+    return {label: statistics.median(row.get(label, 0.0) for row in rows) for label in labels}
+
+
+def report_drafter(
+    passes: int, sessions: int, context: int, us: dict[str, float]
+) -> dict[str, Any]:
+    """One line of the result."""
+    parts = {label: us[label] for label in ("extend", "plan", "describe", "patch")}
+    parts["advance"] = us["step"] - us["plan"] - us["describe"] - us["execute"]
+    vllm = us["execute"] - us["patch"] - us.get("forward", 0.0)
+    row: dict[str, Any] = {"passes": passes, "sessions": sessions, "context": context}
+    row |= {"ours_us": sum(parts.values()), **parts}
+    row |= {"vllm_host_us": vllm, "forward_us": us.get("forward", 0.0)}
+    split = ", ".join(f"{label} {value:.0f}" for label, value in parts.items())
+    print(
+        f"{passes} passes a step, {sessions:4} sessions, context {context:5}: "
+        f"ours {row['ours_us']:5.0f} us ({split}), "
+        f"vLLM's host work {vllm:5.0f} us, forward {row['forward_us']:6.0f} us"
+    )
+    return row
+
+
+def drafter(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A pass of the drafter's engine for one, some and all of the sessions."""
+    from vllm import EngineArgs
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from minedraft.drafter import runner_v1, runner_v2
+    from minedraft.drafter.engine import MAX_PASSES, DraftEngine
+
+    engine = DraftEngine(EngineArgs(model, **engine_options(options.requests)))
+    clock = Clock()
+    for owner, name, label in (
+        (engine, "extend", "extend"),
+        (engine, "step", "step"),
+        (engine._sessions, "plan", "plan"),
+        (engine, "_admit", "plan"),
+        (engine, "_describe", "describe"),
+        (engine._executor, "execute_model", "execute"),
+        (runner_v1, "prepare", "patch"),
+        (runner_v2, "prepare", "patch"),
+        (GPUModelRunner, "_model_forward", "forward"),
+    ):
+        clock.wrap(owner, name, label)
+    rows = []
+    for context in options.contexts:
+        for sessions in sorted({1, max(1, options.requests // 4), options.requests}):
+            for passes in (1, MAX_PASSES):
+                engine._sessions._max_passes = passes
+                us = measure_drafter(engine, clock, sessions, context, options.steps)
+                rows.append(report_drafter(passes, sessions, context, us))
+    engine.shutdown()
+    return rows
+
+
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512, 2000])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--drafter", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     defaults = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -173,12 +257,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
         address = f"ipc://{folder}/drafter"
-        drafter = multiprocessing.get_context("spawn").Process(
-            target=serve, args=(address,), daemon=True
-        )
-        drafter.start()
+        if not options.drafter:
+            multiprocessing.get_context("spawn").Process(
+                target=serve, args=(address,), daemon=True
+            ).start()
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        rows = compare(folder, address, options)
+        rows = drafter(folder, options) if options.drafter else compare(folder, address, options)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

@@ -3,7 +3,9 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import interpreter
 import pytest
 
 # vLLM reads these when it is imported, so they are set before any test module can do that.
@@ -19,6 +21,31 @@ _ENVIRONMENT = {
 }
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+if interpreter.is_wanted():
+    interpreter.install()
+    interpreter.keep_async_scheduling()
+
+SCHEDULING = ("synchronous", "asynchronous") if interpreter.is_wanted() else ("synchronous",)
+ALONE = ("e2e", "test_faults.py", "test_modes.py")
+"""Folders and files of tests that measure time or need all cores."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves what is for the runner of this process, and says what takes the machine for itself."""
+    for item in items:
+        if not set(ALONE).isdisjoint(item.path.parts):
+            item.add_marker(pytest.mark.alone)
+    if interpreter.is_wanted():
+        others = [item for item in items if not item.get_closest_marker("runner_v2")]
+        items[:] = [item for item in items if item.get_closest_marker("runner_v2")]
+        config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture(scope="module", params=SCHEDULING)
+def scheduling(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The engine option; Model Runner V1 has synchronous scheduling only."""
+    return {"async_scheduling": request.param == "asynchronous"}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Engines that the exactness tests share, and ways to run requests through them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,39 @@ def scheduler_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core.scheduler
 
 
+def has_v2(worker: Any) -> bool:
+    """For collective_rpc: whether the worker runs Model Runner V2."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    return isinstance(worker.model_runner, GPUModelRunner)
+
+
 @dataclass
 class Bench:
     """Plain vLLM and one with drafts, of the same target; the drafter can be changed any time."""
 
-    plain: Any
-    drafted: Any
-    engine: TransformersEngine
+    model: Path
+    address: str
+    options: dict[str, Any]
+    """Of both engines."""
     references: dict[str, Reference]
-    target: Reference
+    engine: TransformersEngine
+    drafted: Any = None
+    _drafter: ExitStack = field(default_factory=ExitStack)
+
+    @cached_property
+    def plain(self) -> Any:
+        return vllm.LLM(str(self.model), **self.options)
+
+    @property
+    def target(self) -> Reference:
+        return self.references["perfect"]
+
+    def start_drafter(self) -> None:
+        self._drafter.enter_context(serving(self.engine, self.model, self.address))
+
+    def stop_drafter(self) -> None:
+        self._drafter.close()
 
     def draft_with(self, drafter: str, num_drafts: int) -> None:
         self.engine.reference = self.references[drafter]
@@ -55,6 +80,16 @@ class Bench:
     def stats(self) -> Any:
         return scheduler_of(self.drafted)._stats
 
+    def close(self) -> None:
+        """Ends the drafter and both engines, now and not when they are garbage.
+
+        Engines that end take the process groups of others with them.
+        """
+        self.stop_drafter()
+        for llm in (self.drafted, self.__dict__.get("plain")):
+            if llm is not None:
+                llm.llm_engine.engine_core.shutdown()
+
 
 @contextmanager
 def bench(tiny: Any, folder: Path, *, mode: str = "overlap", **options: Any) -> Iterator[Bench]:
@@ -62,26 +97,26 @@ def bench(tiny: Any, folder: Path, *, mode: str = "overlap", **options: Any) -> 
     references = {
         name: Reference(getattr(tiny, name)) for name in ("perfect", "perturbed", "unrelated")
     }
-    engine = TransformersEngine(references["perfect"])
-    address = f"ipc://{folder}/drafter"
     folder.chmod(0o700)
-    with serving(engine, tiny.target, address):
-        both = Bench(
-            plain=vllm.LLM(str(tiny.target), **(ENGINE | options)),
-            drafted=minedraft.LLM(
-                str(tiny.target),
-                drafter=address,
-                mode=mode,
-                num_speculative_tokens=MOST_DRAFTS,
-                **(ALWAYS_WAIT | ENGINE | options),
-            ),
-            engine=engine,
-            references=references,
-            target=references["perfect"],
+    both = Bench(
+        tiny.target,
+        f"ipc://{folder}/drafter",
+        ENGINE | options,
+        references,
+        TransformersEngine(references["perfect"]),
+    )
+    both.start_drafter()
+    try:
+        both.drafted = minedraft.LLM(
+            str(tiny.target),
+            drafter=both.address,
+            mode=mode,
+            num_speculative_tokens=MOST_DRAFTS,
+            **(ALWAYS_WAIT | both.options),
         )
         yield both
-        # It would go on looking for its drafter.
-        scheduler_of(both.drafted)._attendant.stop()
+    finally:
+        both.close()
 
 
 def run(

@@ -49,6 +49,7 @@ class Run:
         self._engine = llm.llm_engine
         self._asks = list(asks)
         self._added = 0
+        self.steps = 0
         self.finished: dict[str, Any] = {}
 
     def step(self) -> bool:
@@ -59,6 +60,7 @@ class Run:
             # vLLM changes what it is given.
             self._engine.add_request(str(self._added), prompt, ask.params.clone(), **ask.options)
             self._added += 1
+        self.steps += 1
         for output in self._engine.step():
             if output.finished:
                 self.finished[output.request_id] = output

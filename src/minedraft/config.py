@@ -26,6 +26,7 @@ DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 
 Mode = Literal["auto", "overlap", "sequential", "off"]
 """What an engine can be told; ``off``: no drafts."""
+PadDrafts = Literal["auto", "always", "never"]
 
 
 class ConfigError(ValueError):
@@ -82,11 +83,25 @@ class MineDraftConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ),
     ] = False
 
+    pad_drafts: Annotated[
+        PadDrafts,
+        _says(
+            "a full CUDA graph wants as many draft tokens of each request: short drafts are padded "
+            "with tokens that are verified like others and not counted; auto: where vLLM uses full "
+            "CUDA graphs for decoding"
+        ),
+    ] = "auto"
+
     @classmethod
     def descriptions(cls) -> dict[str, str]:
         """What each option does."""
         hints = get_type_hints(cls, include_extras=True)
         return {name: str(hints[name].__metadata__[0].description) for name in hints}
+
+    @classmethod
+    def type_of(cls, name: str) -> Any:
+        """The type of an option, without its bounds."""
+        return get_type_hints(cls)[name]
 
     @classmethod
     def parse(cls, options: Any) -> Self:

@@ -18,6 +18,7 @@ import stat
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import zmq
 import zmq.auth.base
@@ -171,6 +172,12 @@ def _common_options(end: zmq.Socket[bytes], address: str, most_unsent: int) -> N
     end.setsockopt(zmq.IPV6, "[" in address)
 
 
+class _Bell(Protocol):
+    """Something that can be waited for."""
+
+    def fileno(self) -> int: ...
+
+
 class Link:
     """The verifier's end: one connection to one drafter, made again for ever when it breaks."""
 
@@ -181,6 +188,7 @@ class Link:
             _check_private_folder(endpoint.address, make=False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._failing_since: float | None = None
+        self._bell: _Bell | None = None
         try:
             self._socket = self._connect()
         except zmq.ZMQError as error:
@@ -236,9 +244,19 @@ class Link:
         """Whether there is a connection that takes a frame; never waits."""
         return bool(self._socket.poll(0, zmq.POLLOUT))
 
+    def wake_on(self, bell: _Bell) -> None:
+        """Also this ends a wait."""
+        self._bell = bell
+
     def wait(self, seconds: float) -> bool:
-        """Whether a frame is there, after ``seconds`` at most."""
-        return bool(self._socket.poll(max(0, int(seconds * 1000))))
+        """Whether a frame is there, after ``seconds`` at most, or when the bell rings."""
+        milliseconds = max(0, int(seconds * 1000))
+        if self._bell is None:
+            return bool(self._socket.poll(milliseconds))
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
+        return self._socket in dict(poller.poll(milliseconds))
 
     def close(self) -> None:
         """Closes the connection; what was sent last gets 0.2 s to leave."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import pytest
 import torch
 from conftest import TinyModels
@@ -24,17 +25,21 @@ from hypothesis.stateful import (
 from tiny import make_model
 from transformers import AutoModelForCausalLM, JambaConfig
 from vllm import EngineArgs
+from vllm.v1.core.sched.output import NewRequestData
 
 from minedraft.drafter.engine import DraftEngine, DraftEngineError
 from minedraft.drafter.sessions import Drafted, Lost
-from minedraft.drafter.worker import DraftStep, RowPatch
+from minedraft.drafter.steps import DraftStep, RowPatch, passes
 from minedraft.protocol import LOST_CONTEXT, LOST_KV_FULL, LOST_UNKNOWN, LOST_VOCABULARY
 from minedraft.rows import TokenList
 
+pytestmark = pytest.mark.runner_v2
 BLOCK = 32
 MAX_LEN = 384
 NEAR_TIE = 1e-4
 VOCAB = 64
+V2 = interpreter.is_wanted()
+"""Whether this process has Model Runner V2, in which a pass takes some ten times as long."""
 MakeEngine = Callable[..., DraftEngine]
 
 
@@ -218,6 +223,12 @@ class Traffic(RuleBasedStateMachine):
         assert self.engine.num_free_blocks == self.free
 
 
+def test_the_model_runner_is_vllms_choice(engine: DraftEngine) -> None:
+    runner = type(engine._core.model_executor.driver_worker.worker.model_runner).__module__
+    assert engine.model_runner == ("V2" if V2 else "V1")
+    assert runner == f"vllm.v1.worker.{'cpu.model_runner' if V2 else 'cpu_model_runner'}"
+
+
 def test_random_traffic_drafts_what_the_model_says(
     engine: DraftEngine, reference: Reference
 ) -> None:
@@ -225,7 +236,7 @@ def test_random_traffic_drafts_what_the_model_says(
     run_state_machine_as_test(
         Traffic,
         settings=settings(
-            max_examples=60,
+            max_examples=25 if V2 else 60,
             stateful_step_count=25,
             deadline=None,
             phases=[Phase.generate],
@@ -359,8 +370,9 @@ def test_rejected_drafts_never_enter_the_prefix_cache(
 
 
 def workers_requests(engine: DraftEngine) -> dict[str, Any]:
+    """What the workers have of each request: its state, in Model Runner V2 its slot."""
     runner = engine._core.model_executor.driver_worker.worker.model_runner
-    requests: dict[str, Any] = runner.requests
+    requests: dict[str, Any] = runner.req_states.req_id_to_index if V2 else runner.requests
     return requests
 
 
@@ -379,7 +391,33 @@ def test_rows_that_sit_out_come_back_right(engine: DraftEngine, reference: Refer
             engine.extend(answer.key, len(tokens), new, 0)
             tokens += new
     states = workers_requests(engine).values()
-    assert sum(isinstance(state.output_token_ids, TokenList) for state in states) == 4
+    assert len(states) == 4
+    if not V2:
+        assert all(isinstance(state.output_token_ids, TokenList) for state in states)
+    for key in known:
+        engine.close(key)
+
+
+def test_more_sessions_than_the_workers_hold(engine: DraftEngine, reference: Reference) -> None:
+    """Who comes back brings its drafts along: not computed again, they can be taken back."""
+    known = {key: words(57 + key, 40 + key) for key in range(6)}
+    for key, tokens in known.items():
+        engine.open(key, tokens)
+    drain(engine)
+    new: dict[object, list[int]] = {key: [] for key in known}
+    for turn in range(6):
+        before, kept = engine.num_computed, turn % 4
+        for key in range(turn % 2, 6, 2):
+            engine.extend(key, len(known[key]), new[key], 4)
+            known[key] += new[key]
+        for answer in drain(engine):
+            assert isinstance(answer, Drafted)
+            reference.check(known[answer.key], answer)  # type: ignore[index]
+            new[answer.key] = answer.tokens[:kept]
+            if answer.key not in {2, 3}:  # of these the other drafts stand, not verified
+                new[answer.key].append(other(answer.tokens[kept]))
+        assert engine.num_computed - before == (12 if turn < 2 else 8 + turn - 2)
+        assert len(workers_requests(engine)) == (4 if V2 else 6)
     for key in known:
         engine.close(key)
 
@@ -557,10 +595,53 @@ def test_sliding_window_with_prefixes(window: tuple[DraftEngine, Reference]) -> 
     assert engine.num_free_blocks == free
 
 
+def test_drafts_for_the_same_wish_are_one_step_where_passes_overlap(
+    engine: DraftEngine, reference: Reference
+) -> None:
+    engine.open("a", words(120, 20))
+    drain(engine)
+    engine.extend("a", 20, [], 4)
+    answers = [engine.step() for _ in range(1 if V2 else 4)]
+    [answer] = answers[-1]
+    assert isinstance(answer, Drafted)
+    reference.check(words(120, 20), answer)
+    engine.close("a")
+
+
 def test_a_step_survives_the_way_to_a_worker_process() -> None:
     step = DraftStep.make_empty()
-    step.patches.append(RowPatch("1", 3, [4, 5]))
-    assert pickle.loads(pickle.dumps(step)).patches == step.patches
+    step.patches.append(RowPatch("1", 3, [4, 5], 2))
+    step.num_passes = 2
+    assert pickle.loads(pickle.dumps(step)) == step
+
+
+def test_later_passes_go_on_by_one_token() -> None:
+    step = DraftStep.make_empty()
+    step.num_passes = 3
+    step.scheduled_new_reqs.append(
+        NewRequestData("new", [5, 6], [], None, None, ([1],), 0, None, prefill_token_ids=[5, 6, 7])
+    )
+    known = step.scheduled_cached_reqs
+    known.req_ids.append("known")
+    known.new_block_ids.append(([2],))
+    known.num_computed_tokens.append(40)
+    known.num_output_tokens.append(9)
+    step.num_scheduled_tokens = {"known": 2, "new": 3}
+    step.finished_req_ids = {"gone"}
+    step.new_block_ids_to_zero = [2]
+    first, second, third = passes(step)
+    assert first is step
+    for index, later in enumerate((second, third)):
+        assert later.num_scheduled_tokens == {"known": 1, "new": 1}
+        assert later.total_num_scheduled_tokens == 2
+        rows = later.scheduled_cached_reqs
+        assert rows.req_ids == ["new", "known"]
+        assert rows.num_computed_tokens == [3 + index, 42 + index]
+        assert rows.num_output_tokens == [2 + index, 10 + index]
+        assert rows.new_block_ids == [None, None]
+        assert not later.scheduled_new_reqs
+        assert not later.finished_req_ids
+        assert not later.new_block_ids_to_zero
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Greedy output with drafts is that of plain vLLM, token by token, whatever vLLM is asked to do."""
+"""Greedy output with drafts is that of plain vLLM, token by token, whatever vLLM is asked to do.
+
+What is marked runner_v2 is so on Model Runner V2 too, with both kinds of scheduling.
+"""
 
 import json
 import random
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import pytest
 from engines import (
     BLOCK_SIZE,
@@ -16,20 +20,33 @@ from engines import (
     Prompt,
     bench,
     core_request,
+    has_v2,
     run,
     scheduler_of,
 )
+from features import Ask, Run
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 NEAR_TIE = 1e-4
 DRAFTERS = ("perfect", "perturbed", "unrelated")
+V2 = pytest.mark.runner_v2
 
 
 @pytest.fixture(scope="module")
-def both(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with bench(tiny, tmp_path_factory.mktemp("drafter")) as engines:
+def both(
+    tiny: Any, tmp_path_factory: pytest.TempPathFactory, scheduling: dict[str, Any]
+) -> Iterator[Bench]:
+    with bench(tiny, tmp_path_factory.mktemp("drafter"), **scheduling) as engines:
         yield engines
+
+
+@V2
+def test_what_these_tests_run_on(both: Bench, scheduling: dict[str, Any]) -> None:
+    assert both.drafted.collective_rpc(has_v2) == [interpreter.is_wanted()]
+    core = both.drafted.llm_engine.engine_core.engine_core
+    assert core.async_scheduling == scheduling["async_scheduling"]
+    assert core.batch_queue_size == 1 + scheduling["async_scheduling"]
 
 
 def prompts_of(seed: int, count: int, longest: int = 300) -> list[Prompt]:
@@ -82,8 +99,14 @@ def compare(
     return plain, drafted
 
 
-@pytest.mark.parametrize("num_drafts", range(1, MOST_DRAFTS + 1))
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "num_drafts"),
+    [
+        pytest.param(drafter, num, marks=[V2] if num == most else [])
+        for drafter, most in zip(DRAFTERS, (8, 5, 3), strict=True)
+        for num in range(1, MOST_DRAFTS + 1)
+    ],
+)
 def test_random_arrivals(both: Bench, drafter: str, num_drafts: int) -> None:
     """1 to 16 requests, prompts of 1 to 300 tokens in chunks, arriving at random times."""
     both.draft_with(drafter, num_drafts)
@@ -116,7 +139,7 @@ def test_random_loads(both: Bench, seed: int) -> None:
     compare(both, prompts, params, [rng.randint(0, 25) for _ in prompts])
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["perfect", pytest.param("perturbed", marks=V2), "unrelated"])
 def test_the_end_of_the_context_inside_a_draft(both: Bench, drafter: str) -> None:
     both.draft_with(drafter, MOST_DRAFTS)
     prompts = [prompts_of(5, 1, 300)[0][:1] * (MAX_MODEL_LEN - left) for left in range(1, 13)]
@@ -137,8 +160,19 @@ def references(engines: Bench, prompts: list[Prompt], length: int = 14) -> list[
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("kind", ["stop token", "min tokens", "stop string", "stop string in"])
-@pytest.mark.parametrize("drafter", ["perfect", "perturbed"])
+@pytest.mark.parametrize(
+    ("drafter", "kind"),
+    [
+        ("perfect", "stop token"),
+        ("perfect", "min tokens"),
+        pytest.param("perfect", "stop string", marks=V2),
+        ("perfect", "stop string in"),
+        ("perturbed", "stop token"),
+        pytest.param("perturbed", "min tokens", marks=V2),
+        ("perturbed", "stop string"),
+        ("perturbed", "stop string in"),
+    ],
+)
 def test_stopping_at_every_position_of_a_draft(both: Bench, drafter: str, kind: str) -> None:
     both.draft_with(drafter, MOST_DRAFTS)
     (prompt,) = prompts_of(7, 1)
@@ -179,12 +213,22 @@ def test_end_of_text_at_every_position_of_a_draft(both: Bench, min_tokens: int) 
     assert lengths[min_tokens:] == list(range(min_tokens + 1, 13))
 
 
+PENALTIES: list[dict[str, float]] = [
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 1.9},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.9},
+]
+
+
 @pytest.mark.parametrize(
-    "penalty",
-    [{"repetition_penalty": 1.7}, {"presence_penalty": 1.5}, {"frequency_penalty": 1.9}],
-    ids=lambda p: next(iter(p)),
+    ("drafter", "penalty"),
+    [
+        *[(drafter, penalty) for drafter in ("perfect", "perturbed") for penalty in PENALTIES[:3]],
+        pytest.param("perturbed", PENALTIES[3], marks=V2),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-@pytest.mark.parametrize("drafter", ["perfect", "perturbed"])
 def test_penalties(both: Bench, drafter: str, penalty: dict[str, float]) -> None:
     both.draft_with(drafter, 5)
     prompts = prompts_of(8, 6)
@@ -211,7 +255,7 @@ def test_bad_words_and_allowed_tokens(both: Bench) -> None:
     compare(both, prompts, params)
 
 
-@pytest.mark.parametrize("drafter", ["perfect", "perturbed"])
+@pytest.mark.parametrize("drafter", ["perfect", pytest.param("perturbed", marks=V2)])
 def test_logprobs(both: Bench, drafter: str) -> None:
     both.draft_with(drafter, 4)
     prompts = prompts_of(10, 6, 100)
@@ -240,7 +284,7 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["perfect", pytest.param("perturbed", marks=V2), "unrelated"])
 def test_structured_outputs(both: Bench, drafter: str) -> None:
     both.draft_with(drafter, 5)
     prompts = prompts_of(11, 6, 60)
@@ -263,6 +307,7 @@ def test_structured_outputs(both: Bench, drafter: str) -> None:
             assert set(json.loads(plain[index].outputs[0].text)) == {"name", "n"}
 
 
+@V2
 def test_prefix_caching(both: Bench) -> None:
     both.draft_with("perturbed", 4)
     first = prompts_of(12, 1)[0] + list(range(3, 60)) * 4
@@ -275,6 +320,7 @@ def test_prefix_caching(both: Bench) -> None:
     assert drafted[1].num_cached_tokens >= BLOCK_SIZE
 
 
+@V2
 def test_seeded_requests_are_not_drafted_and_equal_plain(both: Bench) -> None:
     both.draft_with("perfect", 4)
     prompts = short_prompts(13, 6)
@@ -287,6 +333,7 @@ def test_seeded_requests_are_not_drafted_and_equal_plain(both: Bench) -> None:
     )
 
 
+@V2
 def test_several_outputs_of_one_prompt(both: Bench) -> None:
     both.draft_with("perfect", 4)
     prompts = short_prompts(14, 3)
@@ -304,7 +351,7 @@ def test_several_outputs_of_one_prompt(both: Bench) -> None:
         assert len({tuple(o.token_ids) for o in one.outputs}) == 3
 
 
-@pytest.mark.parametrize("steps", range(9))
+@pytest.mark.parametrize("steps", [pytest.param(n, marks=[V2] * (n in (3, 6))) for n in range(9)])
 def test_abort_and_the_same_id_again_at_once(both: Bench, steps: int) -> None:
     """Aborted while waiting, prefilling, verified or drafted for; its successor is not confused."""
     both.draft_with("perfect", 4)
@@ -370,15 +417,53 @@ def test_a_drafter_that_is_not_there_changes_nothing(both: Bench) -> None:
     assert client.connected, "it attached again"
 
 
+@V2
+def test_a_drafter_that_dies_in_mid_run_and_comes_back(both: Bench) -> None:
+    both.draft_with("perturbed", 4)
+    prompts, params = prompts_of(23, 6, 60), greedy(max_tokens=40)
+    plain = run(both.plain, prompts, params)
+    client, before = scheduler_of(both.drafted)._client, both.stats.drafted
+
+    def drafted_more() -> bool:
+        return bool(both.stats.drafted > before)
+
+    stopped_at = returned_at = None
+    requests = Run(both.drafted, [Ask(prompt, params) for prompt in prompts])
+    while requests.step():
+        if stopped_at is None and drafted_more():
+            both.stop_drafter()
+            stopped_at = requests.steps
+        elif returned_at is None and stopped_at and requests.steps == stopped_at + 5:
+            assert not client.connected
+            before = both.stats.drafted
+            both.start_drafter()
+            returned_at = requests.steps
+    assert_same(both, prompts, plain, requests.outputs())
+    assert drafted_more(), "the drafter was not used again"
+
+
+@V2
+@pytest.mark.parametrize("mode", ["sequential", "auto"])
+def test_other_modes(both: Bench, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both.draft_with("perturbed", 4)
+    monkeypatch.setattr(scheduler_of(both.drafted)._modes, "setting", mode)
+    prompts, arrivals = prompts_of(20, 8), [i // 2 for i in range(8)]
+    plain = run(both.plain, prompts, greedy(), arrivals)
+    before = both.stats.drafted
+    drafted = run(both.drafted, prompts, greedy(), arrivals)
+    assert_same(both, prompts, plain, drafted)
+    assert both.stats.drafted > before or mode == "auto"
+
+
 # Engines that end take vLLM's process groups with them, those of ``both`` too: from here on each
 # test has engines of its own.
 
 
-@pytest.mark.parametrize("mode", ["overlap", "sequential"])
-def test_preemption(tiny: Any, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", [pytest.param("overlap", marks=V2), "sequential"])
+def test_preemption(tiny: Any, tmp_path: Path, mode: str, scheduling: dict[str, Any]) -> None:
     """A KV pool so small that requests are preempted while they are drafted for."""
     blocks = {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 64, "max_model_len": 128}
-    with bench(tiny, tmp_path, mode=mode, **blocks) as engines:
+    with bench(tiny, tmp_path, mode=mode, **blocks, **scheduling) as engines:
         for drafter, num_drafts in (("perfect", 3), ("perturbed", 8)):
             engines.draft_with(drafter, num_drafts)
             preempted = _preemptions(engines.drafted)
@@ -388,13 +473,6 @@ def test_preemption(tiny: Any, tmp_path: Path, mode: str) -> None:
 
 def _preemptions(llm: Any) -> int:
     return sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
-
-
-def test_sequential_mode(tiny: Any, tmp_path: Path) -> None:
-    with bench(tiny, tmp_path, mode="sequential") as engines:
-        for drafter in DRAFTERS:
-            engines.draft_with(drafter, 4)
-            compare(engines, prompts_of(20, 8), greedy(), [i // 2 for i in range(8)])
 
 
 assert ENGINE["max_num_batched_tokens"] < 300, "prompts of 300 tokens are prefilled in chunks"

@@ -51,7 +51,7 @@ def test_our_options_and_the_users_go_together() -> None:
     [
         ({"scheduler_cls": "x"}, "scheduler_cls is set by MineDraft"),
         ({"speculative_config": {"method": "ngram"}}, "speculative_config is set by MineDraft"),
-        ({"async_scheduling": True}, "async_scheduling is set by MineDraft"),
+        ({"worker_cls": "x"}, "worker_cls is set by MineDraft"),
         ({"additional_config": {"minedraft": {}}}, "give its options by their own names"),
     ],
 )

@@ -36,6 +36,8 @@ class FakeLink:
         self.on_send: Callable[[protocol.ToDrafter], None] = lambda message: None
         self.closed = False
 
+    def wake_on(self, bell: object) -> None: ...
+
     def send(self, frame: bytes) -> bool:
         if self.up:
             message = protocol.decode_to_drafter(frame)

@@ -39,7 +39,7 @@ class Mutation(NamedTuple):
     line: str
 
 
-SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+SCHEDULER = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
 MUTATIONS = [
     Mutation(
         "v1/core/sched/scheduler.py",
@@ -63,14 +63,15 @@ MUTATIONS = [
         "v1/core/sched/scheduler.py",
         "request.next_decode_eligible_step",
         "request.eligible_step",
-        f"{SCHEDULER}: does not look at .next_decode_eligible_step any more, which we set",
+        "vllm.v1.core.sched.scheduler.Scheduler: does not look at .next_decode_eligible_step any "
+        "more, which we set",
     ),
     Mutation(
         "v1/core/sched/scheduler.py",
         "self.prev_step_scheduled_req_ids.update(",
         "self.prev_step_scheduled_req_ids.symmetric_difference_update(",
-        f"{SCHEDULER}.prev_step_scheduled_req_ids: is used by symmetric_difference_update, "
-        "which our stand-in has not",
+        "vllm.v1.core.sched.scheduler.Scheduler.prev_step_scheduled_req_ids: is used by "
+        "symmetric_difference_update, which our stand-in has not",
     ),
     Mutation(
         "v1/request.py",
@@ -112,9 +113,9 @@ MUTATIONS = [
     ),
     Mutation(
         "v1/executor/abstract.py",
-        "grammar_output: GrammarOutput | None, non_block: bool = False",
-        "grammar_output: GrammarOutput | None, rank: int, non_block: bool = False",
-        "vllm.v1.executor.Executor.sample_tokens: needs rank, which we do not know",
+        "self, scheduler_output: SchedulerOutput, non_block: bool = False",
+        "self, scheduler_output: SchedulerOutput, rank: int, non_block: bool = False",
+        "vllm.v1.executor.Executor.execute_model: needs rank, which we do not know",
     ),
     Mutation(
         "v1/core/sched/output.py",

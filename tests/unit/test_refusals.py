@@ -14,7 +14,8 @@ from vllm.model_executor.models import registry
 
 from minedraft.config import ConfigError, MineDraftConfig
 from minedraft.verifier import refusals
-from minedraft.verifier.plugin import NO_DRAFTS, class_options
+from minedraft.verifier.padding import graph_schedule
+from minedraft.verifier.plugin import NO_DRAFTS, WORKER_CLS, class_options
 from minedraft.verifier.refusals import check_target
 
 WAYS_OUT = re.compile(r"--mode off|use |add |set |remove |leave |sets it for you")
@@ -22,8 +23,10 @@ WAYS_OUT = re.compile(r"--mode off|use |add |set |remove |leave |sets it for you
 GOOD: dict[str, Any] = {
     "speculative_config.method": "custom_class",
     "speculative_config.model": NO_DRAFTS,
+    "speculative_config.num_speculative_tokens": 3,
     "speculative_config.rejection_sample_method": "standard",
     "speculative_config.num_speculative_tokens_per_batch_size": None,
+    "parallel_config.worker_cls": WORKER_CLS,
     "parallel_config.pipeline_parallel_size": 1,
     "parallel_config.decode_context_parallel_size": 1,
     "parallel_config.prefill_context_parallel_size": 1,
@@ -39,7 +42,15 @@ GOOD: dict[str, Any] = {
     "kv_transfer_config": None,
     "ec_transfer_config": None,
     "reasoning_config": None,
+    "watermark_config": None,
     "use_v2_model_runner": False,
+}
+GOOD_ON_V2: dict[str, Any] = {
+    "speculative_config.method": "ngram_gpu",
+    "speculative_config.model": "ngram_gpu",
+    "speculative_config.num_speculative_tokens_per_batch_size": graph_schedule(3),
+    "scheduler_config.async_scheduling": True,
+    "use_v2_model_runner": True,
 }
 
 
@@ -69,10 +80,15 @@ def refusal(config: Any) -> str:
     return text
 
 
+V1_AFTER_ALL = {"use_v2_model_runner": False, "scheduler_config.async_scheduling": False}
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({"speculative_config": None}, "needs speculative_config with method 'custom_class'"),
-    ({"speculative_config.method": "ngram"}, "needs speculative_config with method 'custom_class'"),
+    ({"speculative_config": None}, "needs worker_cls .* and a speculative_config"),
+    ({"speculative_config.method": "ngram"}, "with method 'ngram_gpu', or 'custom_class'"),
     ({"speculative_config.model": "my.Proposer"}, f"model '{NO_DRAFTS}'"),
+    ({"parallel_config.worker_cls": "my.Worker"}, f"worker_cls '{WORKER_CLS}'"),
+    ({"watermark_config": SimpleNamespace()}, "remove --watermark-config"),
+    ({"use_v2_model_runner": True}, "set VLLM_USE_V2_MODEL_RUNNER to 0 or 1"),
+    (GOOD_ON_V2 | V1_AFTER_ALL, "set VLLM_USE_V2_MODEL_RUNNER to 0 or 1"),
     (
         {"speculative_config.rejection_sample_method": "synthetic"},
         "only rejection_sample_method 'standard'",
@@ -96,7 +112,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "thinking_token_budget .* remove --reasoning-config",
     ),
     ({"scheduler_config.async_scheduling": True}, "add --no-async-scheduling"),
-    ({"use_v2_model_runner": True}, "set VLLM_USE_V2_MODEL_RUNNER=0"),
     (
         {"parallel_config.data_parallel_size": 2, "model_config.is_moe": True},
         "data-parallel ranks .* use --tensor-parallel-size instead",
@@ -110,6 +125,8 @@ def test_a_usual_target_is_served() -> None:
     check_target(config_with({"parallel_config.data_parallel_size": 2}))
     check_target(config_with({"model_config.is_moe": True}))
     check_target(config_with({"scheduler_config.async_scheduling": None}))
+    check_target(config_with(GOOD_ON_V2))
+    check_target(config_with(GOOD_ON_V2 | {"scheduler_config.async_scheduling": False}))
     parser_only = SimpleNamespace(reasoning_start_str="")
     check_target(config_with({"reasoning_config": parser_only}))
 
@@ -223,7 +240,7 @@ def test_vllm_serves_a_usual_target(tmp_path: Path) -> None:
         (JAMBA, {}, "hybrid and Mamba targets"),
         (MAMBA, {}, "hybrid and Mamba targets"),
         (LLAMA, {"runner": "pooling"}, "only decoder-only text generation"),
-        (LLAMA, {"speculative_config": None}, "needs speculative_config"),
+        (LLAMA, {"speculative_config": None}, "speculative_config with method"),
         (
             LLAMA,
             {
@@ -233,7 +250,7 @@ def test_vllm_serves_a_usual_target(tmp_path: Path) -> None:
                     "prompt_lookup_max": 3,
                 }
             },
-            "needs speculative_config",
+            "speculative_config with method",
         ),
     ],
     ids=[

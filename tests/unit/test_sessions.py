@@ -33,8 +33,10 @@ def continuation(context: Sequence[int], count: int) -> list[int]:
 class FakeEngine:
     """Runs plans and checks them."""
 
-    def __init__(self, max_rows: int = 4, max_tokens: int = 32, chunk: int = 8) -> None:
-        self.max_rows, self.max_tokens = max_rows, max_tokens
+    def __init__(
+        self, max_rows: int = 4, max_tokens: int = 32, chunk: int = 8, max_passes: int = 1
+    ) -> None:
+        self.max_rows, self.max_tokens, self.max_passes = max_rows, max_tokens, max_passes
         self.released: list[Session] = []
         self.cache: dict[int, list[int]] = {}
         self.worker: dict[int, list[int]] = {}
@@ -45,6 +47,7 @@ class FakeEngine:
             max_tokens=max_tokens,
             chunk=chunk,
             release=self.released.append,
+            max_passes=max_passes,
         )
 
     def step(self) -> list[Drafted | Lost]:
@@ -52,8 +55,14 @@ class FakeEngine:
         assert len(plan) <= self.max_rows
         assert sum(row.count for row in plan) <= self.max_tokens
         assert len({row.session.number for row in plan}) == len(plan)
+        num_passes = self.sessions.num_passes(plan)
+        assert 1 <= num_passes <= self.max_passes
         for row in plan:
             self._compute(row)
+        for _ in range(1, num_passes):
+            assert self.sessions.plan() == [Row(row.session, 1) for row in plan]
+            for row in plan:
+                self._compute(Row(row.session, 1))
         return self.sessions.take_answers()
 
     def _compute(self, row: Row) -> None:
@@ -87,9 +96,14 @@ class FakeEngine:
 class SessionsMachine(RuleBasedStateMachine):
     """Random traffic; every answer must be what a fresh session would have given."""
 
-    @initialize(rows=st.integers(1, 4), tokens=st.integers(4, 32), chunk=st.integers(1, 8))
-    def start(self, rows: int, tokens: int, chunk: int) -> None:
-        self.engine = FakeEngine(rows, tokens, chunk)
+    @initialize(
+        rows=st.integers(1, 4),
+        tokens=st.integers(4, 32),
+        chunk=st.integers(1, 8),
+        passes=st.integers(1, 5),
+    )
+    def start(self, rows: int, tokens: int, chunk: int, passes: int) -> None:
+        self.engine = FakeEngine(rows, tokens, chunk, passes)
         self.verified: dict[str, list[int]] = {}
         self.owed: dict[str, int] = {}
         self.lost: dict[str, str] = {}
@@ -184,6 +198,30 @@ TestSessionsMachine.settings = settings(max_examples=150, stateful_step_count=30
 def drafted(answers: list[Drafted | Lost]) -> dict[str, Drafted]:
     assert all(isinstance(answer, Drafted) for answer in answers)
     return {str(answer.key): answer for answer in answers if isinstance(answer, Drafted)}
+
+
+def test_passes_for_the_same_drafts_follow_each_other() -> None:
+    engine = FakeEngine(max_passes=4)
+    for key, num_drafts in (("a", 6), ("b", 3)):
+        engine.sessions.open(key, [1])
+        engine.sessions.extend(key, 1, [], num_drafts)
+    assert list(drafted(engine.step())) == ["b"], "as many as the first that is done"
+    assert list(drafted(engine.step())) == ["a"], "the other three"
+    engine.sessions.extend("a", 1, engine.sessions._sessions["a"].tokens[1:], 9)
+    assert [len(drafted(engine.step())) for _ in range(3)] == [0, 0, 1], "at most four at once"
+
+
+@pytest.mark.parametrize("waiting", ["a prompt", "a chunk of its own prompt", "a wish"])
+def test_passes_do_not_follow_each_other_while_something_waits(waiting: str) -> None:
+    engine = FakeEngine(max_rows=1, chunk=8, max_passes=4)
+    engine.sessions.open("a", [1] * (50 if waiting == "a chunk of its own prompt" else 1))
+    engine.sessions.extend("a", len(engine.sessions._sessions["a"].tokens), [], 4)
+    if waiting != "a chunk of its own prompt":
+        engine.sessions.open("b", [2] * (30 if waiting == "a prompt" else 1))
+    if waiting == "a wish":
+        engine.sessions.extend("b", 1, [], 1)
+    assert engine.sessions.num_passes(engine.sessions.plan()) == 1
+    assert engine.sessions.num_passes([]) == 1
 
 
 def test_prompt_is_prefilled_ahead_up_to_its_last_token() -> None:

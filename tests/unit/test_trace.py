@@ -62,7 +62,7 @@ def test_a_closed_trace_is_one_json_array(path: Path) -> None:
     events = json.loads(path.read_text())
     assert events == by_line(path.read_text().removesuffix("\n]\n"))
     verify = spans(events, "verify")[0]
-    assert verify["args"] == {"rows": 2, "draft_tokens": 6, "mode": "overlap"}
+    assert verify["args"] == {"rows": 2, "draft_tokens": 6, "mode": "overlap", "ahead": False}
     assert (verify["ph"], verify["dur"]) == ("X", pytest.approx(750_000, abs=2))
     assert [len(spans(events, name)) for name in ("verify", "wait for drafts", "draft")] == [
         3,

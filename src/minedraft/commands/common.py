@@ -44,5 +44,12 @@ def _add_option(parser: argparse.ArgumentParser, name: str, default: object, tex
     if isinstance(default, bool):
         parser.add_argument(flag, action="store_true", help=text)
     else:
-        kind = type(default)
-        parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
+        # Of a Literal these are its values, of anything else there are none.
+        choices = get_args(MineDraftConfig.type_of(name)) or None
+        parser.add_argument(
+            flag,
+            type=type(default),
+            choices=choices,
+            default=default,
+            help=f"{text} (default: {default})",
+        )

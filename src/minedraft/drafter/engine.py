@@ -2,14 +2,14 @@
 
 A vLLM EngineCore is used as a container. Its scheduler's ``schedule`` is never called: stopping,
 preemption and output processing are not wanted here, and rolling back is not foreseen there.
-Instead each forward pass is described by a SchedulerOutput of ours, built from Sessions.plan.
+Instead each step is described by a SchedulerOutput of ours, built from Sessions.plan.
 
 The vLLM Request of a session holds verified tokens only. The KV cache manager caches no block
 beyond a request's tokens, so the prefix cache never learns a draft that may still be rejected.
 """
 
 import copy
-import os
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,9 +31,13 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request, RequestStatus
 
-from minedraft.drafter.sessions import Drafted, Lost, Session, Sessions
-from minedraft.drafter.worker import QUALIFIED_NAME, DraftStep, RowPatch
+from minedraft.drafter.residents import Residents
+from minedraft.drafter.sessions import Drafted, Lost, Row, Session, Sessions
+from minedraft.drafter.steps import DraftStep, RowPatch
+from minedraft.drafter.worker import QUALIFIED_NAME
 
+MAX_PASSES = 4
+"""In one step, where one pass can be prepared while another runs; what comes in waits for them."""
 DEFAULT_CHUNK = 256
 """Prefill tokens in a pass that also drafts: they should not make it much longer."""
 _EXACT_CACHES = (
@@ -57,7 +61,7 @@ class _Held:
     slots: int = 0
     """Tokens that its KV cache blocks have room for."""
     prompt: int = 0
-    """Tokens of the prompt under which the workers know it; 0 before they do."""
+    """Tokens of the prompt under which the workers know it; 0 while they do not."""
 
 
 class _Part(NamedTuple):
@@ -88,6 +92,8 @@ class DraftEngine:
         self.model: str = config.model_config.model
         self.max_model_len: int = config.model_config.max_model_len
         self.vocab_size: int = config.model_config.get_vocab_size()
+        self.model_runner: str = "V2" if config.use_v2_model_runner else "V1"
+        """vLLM's, by its name: the one that vLLM would take without us."""
         self.num_passes = 0
         """Forward passes so far."""
         self.num_computed = 0
@@ -99,12 +105,17 @@ class DraftEngine:
             temperature=0.0, logprobs=0, max_tokens=1 << 30, ignore_eos=True, detokenize=False
         )
         self._forgotten: set[str] = set()  # requests that the workers may forget
+        v2, max_rows = self.model_runner == "V2", config.scheduler_config.max_num_seqs
+        # Model Runner V2 has a place for so many requests and no more, running or not.
+        self._residents: Residents[Session] = Residents(max_rows if v2 else sys.maxsize)
         self._sessions = Sessions(
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
-            max_rows=config.scheduler_config.max_num_seqs,
+            max_rows=max_rows,
             max_tokens=config.scheduler_config.max_num_batched_tokens,
             chunk=chunk,
+            # Model Runner V1 knows a token only when its pass is over: nothing would overlap.
+            max_passes=MAX_PASSES if v2 else 1,
             release=self._release,
         )
 
@@ -139,26 +150,31 @@ class DraftEngine:
         return self._sessions.has_work
 
     def step(self) -> list[Drafted | Lost]:
-        """Run at most one forward pass; the answers that are complete after it."""
-        batch = self._admit()
+        """Run one forward pass, or a few for the same drafts; the answers complete after it."""
+        rows = self._sessions.plan()
+        num_passes = self._sessions.num_passes(rows)
+        batch = self._admit(rows, num_passes - 1)
         self.last_pass = [part.session.key for part in batch]
         if batch:
-            self._run(batch)
+            self._run(batch, num_passes)
         return self._sessions.take_answers()
 
     def shutdown(self) -> None:
         """End the workers; the engine cannot be used any more."""
         self._core.shutdown()
 
-    def _admit(self) -> list[_Part]:
-        """The rows of the plan, with the KV cache they need; who gets none is lost."""
+    def _admit(self, rows: list[Row], ahead: int) -> list[_Part]:
+        """The rows, with the KV cache they need; who gets none is lost.
+
+        ``ahead``: tokens that each samples and computes in passes after the first.
+        """
         self._kv.new_step_starts()
         batch: list[_Part] = []
-        for row in self._sessions.plan():
+        for row in rows:
             session = row.session
             part = None
             while not (session.gone or part):
-                part = self._allocate(session, row.count)
+                part = self._allocate(session, row.count, ahead)
                 if part is None:
                     # Sessions of this batch stay: their new blocks count as cached already.
                     self._sessions.make_room(session, spared=(p.session for p in batch))
@@ -166,22 +182,25 @@ class DraftEngine:
                 batch.append(part)
         return batch
 
-    def _allocate(self, session: Session, limit: int) -> _Part | None:
-        """Find KV cache for the session's next tokens, at most ``limit``; None if it is full."""
+    def _allocate(self, session: Session, limit: int, ahead: int) -> _Part | None:
+        """Find KV cache for the session's next tokens, at most ``limit``, and ``ahead`` more.
+
+        None if it is full.
+        """
         held: _Held = session.handle or self._hold(session)
         request = held.request
         hit, hit_blocks = 0, None
         if not held.slots:
             hit_blocks, hit = self._kv.get_computed_blocks(request)[:2]
         count = min(limit, session.todo - hit)
-        end = session.computed + hit + count
+        end = session.computed + hit + count + ahead
         if end <= held.slots:
             return _Part(session, count, None)
         _append_verified(request, session)
         request.num_computed_tokens = session.computed
         # A sliding window keeps what these might need again: they can be rolled back.
         request.num_in_flight_tokens = max(0, session.computed - session.verified)
-        blocks = self._kv.allocate_slots(request, count, hit, hit_blocks)
+        blocks = self._kv.allocate_slots(request, count + ahead, hit, hit_blocks)
         if blocks is None:
             return None
         held.slots = -(-end // self._block_size) * self._block_size
@@ -209,26 +228,33 @@ class DraftEngine:
             _append_verified(held.request, session)
             self._kv.cache_blocks(held.request, min(session.computed, session.verified))
         self._kv.free(held.request)
-        if held.prompt:
-            self._forgotten.add(held.request.request_id)
+        self._residents.drop(session)
+        self._forget(held)
         session.handle = None
 
-    def _run(self, batch: list[_Part]) -> None:
-        step = self._describe(batch)
-        output = self._executor.execute_model(step)
-        if output is None:
-            output = self._executor.sample_tokens(None)
-        self.num_passes += 1
-        self.num_computed += step.total_num_scheduled_tokens
-        logprobs = output.logprobs.logprobs[:, 0].tolist()  # [rows, 1]: of the sampled token
-        for session, count, _ in batch:
-            row = output.req_id_to_index[session.handle.request.request_id]
-            sampled = output.sampled_token_ids[row]  # empty unless the pass reached the last token
-            draft = (sampled[0], logprobs[row]) if sampled else None
-            self._sessions.advance(session, count, draft)
+    def _forget(self, held: _Held) -> None:
+        if held.prompt:
+            self._forgotten.add(held.request.request_id)
+            held.prompt = 0
 
-    def _describe(self, batch: list[_Part]) -> DraftStep:
+    def _run(self, batch: list[_Part], num_passes: int) -> None:
+        step = self._describe(batch, num_passes)
+        self.num_passes += num_passes
+        self.num_computed += step.total_num_scheduled_tokens + (num_passes - 1) * len(batch)
+        for index, output in enumerate(self._executor.execute_model(step)):
+            logprobs = output.logprobs.logprobs[:, 0].tolist()  # [rows, 1]: of the sampled token
+            for session, count, _ in batch:
+                req_id = session.handle.request.request_id
+                row = output.req_id_to_index[req_id]
+                sampled = output.sampled_token_ids[row]  # empty unless it reached the last token
+                draft = (sampled[0], logprobs[row]) if sampled else None
+                self._sessions.advance(session, 1 if index else count, draft)
+
+    def _describe(self, batch: list[_Part], num_passes: int) -> DraftStep:
         step: DraftStep = DraftStep.make_empty()
+        step.num_passes = num_passes
+        for session in self._residents.use(part.session for part in batch):
+            self._forget(session.handle)
         for part in batch:
             held: _Held = part.session.handle
             if held.prompt:
@@ -242,11 +268,13 @@ class DraftEngine:
         return step
 
     def _describe_new(self, step: DraftStep, session: Session, held: _Held) -> None:
-        held.prompt = session.agreed = len(session.tokens)
+        # Drafts are no part of the prompt: they may be taken back.
+        held.prompt, session.agreed = session.verified, len(session.tokens)
         step.scheduled_new_reqs.append(
             NewRequestData(
                 req_id=held.request.request_id,
-                prompt_token_ids=session.tokens.copy(),
+                prompt_token_ids=session.tokens[: session.verified],
+                prefill_token_ids=session.tokens.copy(),
                 mm_features=[],
                 sampling_params=self._sampling,
                 pooling_params=None,
@@ -260,7 +288,7 @@ class DraftEngine:
         session, req_id = part.session, held.request.request_id
         if session.agreed < len(session.tokens):
             new = session.tokens[session.agreed :]
-            step.patches.append(RowPatch(req_id, session.agreed, new))
+            step.patches.append(RowPatch(req_id, session.agreed, new, session.computed))
             session.agreed = len(session.tokens)
         known = step.scheduled_cached_reqs
         known.req_ids.append(req_id)
@@ -283,10 +311,9 @@ def configure(engine_args: EngineArgs) -> VllmConfig:
         raise DraftEngineError("a drafter has workers of its own: give it no worker_cls")
     if not (current_platform.is_cpu() or current_platform.is_cuda_alike()):
         raise DraftEngineError("a drafter runs on CUDA, ROCm or a CPU")
-    # vLLM reads this while it makes the configuration and the workers.
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     args = copy.copy(engine_args)
     args.worker_cls = QUALIFIED_NAME
+    # It would let vLLM's loop run ahead of its workers; ours waits for each draft token.
     args.async_scheduling = False
     args.logprobs_mode = "raw_logprobs"
     config = args.create_engine_config()
@@ -314,8 +341,6 @@ def _obstacles(config: VllmConfig) -> Iterator[str]:
         yield "context parallelism is not supported"
     if config.kv_transfer_config is not None:
         yield "KV transfer is not supported"
-    if config.use_v2_model_runner:
-        yield "it needs vLLM's V2 model runner, which cannot take back tokens yet"
 
 
 def _smallest_block(cache: KVCacheConfig) -> int:

@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.model}: {one_line(error)}") from error
     try:
         _warm_up(engine)
-        _serve(DraftServer(engine, socket, _welcome(engine)), options.listen)
+        server = DraftServer(engine, socket, _welcome(engine))
+        _serve(server, f"{options.listen}, Model Runner {engine.model_runner}")
     finally:
         socket.close()
         engine.shutdown()
@@ -66,7 +67,7 @@ def _welcome(engine: DraftEngine) -> protocol.Welcome:
     )
 
 
-def _serve(server: DraftServer, address: str) -> None:
+def _serve(server: DraftServer, what: str) -> None:
     stopping = False
 
     def stop(*_: Any) -> None:
@@ -75,6 +76,6 @@ def _serve(server: DraftServer, address: str) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    logger.warning("MineDraft drafter: ready on %s", address)
+    logger.warning("MineDraft drafter: ready on %s", what)
     while not stopping:
         server.serve_once()

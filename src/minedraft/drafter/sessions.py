@@ -74,6 +74,11 @@ class Session:
             return rest
         return rest - 1 if self.computed < self.prompt - 1 or rest - 1 > CATCH_UP else 0
 
+    @property
+    def owed(self) -> int:
+        """Drafts still to be made; not positive when there are enough."""
+        return self.wanted - (len(self.tokens) - self.verified)
+
     def verify(self, tokens: Sequence[int]) -> None:
         """Append verified tokens, rolling back to where the drafts part from them."""
         kept = self.verified
@@ -106,7 +111,8 @@ class Sessions:
     """All sessions of an engine.
 
     ``release`` is called with each session that goes, whether closed or lost. ``max_rows`` and
-    ``max_tokens`` bound one forward pass, ``chunk`` bounds the prefill tokens in it.
+    ``max_tokens`` bound one forward pass, ``chunk`` bounds the prefill tokens in it;
+    ``max_passes`` bounds those that may follow each other at once.
     """
 
     def __init__(
@@ -118,12 +124,14 @@ class Sessions:
         max_tokens: int,
         chunk: int,
         release: Callable[[Session], None],
+        max_passes: int = 1,
     ) -> None:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._max_rows = max_rows
         self._max_tokens = max_tokens
         self._chunk = chunk
+        self._max_passes = max_passes
         self._release = release
         self._opened = 0
         self._sessions: dict[Hashable, Session] = {}
@@ -195,7 +203,7 @@ class Sessions:
     def _file(self, session: Session) -> None:
         """Answer the session's wish if its drafts suffice, and list it where it belongs."""
         number, verified = session.number, session.verified
-        if session.wanted and len(session.tokens) - verified >= session.wanted:
+        if session.wanted and session.owed <= 0:
             drafts = session.tokens[verified : verified + session.wanted]
             logprobs = session.logprobs[: session.wanted]
             self._answers[session.key] = Drafted(session.key, verified, drafts, logprobs)
@@ -251,6 +259,17 @@ class Sessions:
             tokens -= count
             chunk -= count
         return rows, tokens, chunk
+
+    def num_passes(self, rows: Sequence[Row]) -> int:
+        """Passes that these rows of a plan may make at once: in each of them all draft.
+
+        One if anything else waits: it should not wait longer.
+        """
+        if not rows or self._ahead or len(rows) < len(self._wishing):
+            return 1
+        if any(row.count < row.session.todo for row in rows):
+            return 1
+        return min(self._max_passes, *(row.session.owed for row in rows))
 
     def advance(self, session: Session, count: int, draft: tuple[int, float] | None) -> None:
         """Record a pass over ``count`` tokens and, if it reached the last one, its draft.

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from minedraft import protocol, vocabulary
 from minedraft.config import MineDraftConfig
+from minedraft.verifier.bell import Bell
 from minedraft.verifier.session import (
     TAIL,
     Counters,
@@ -47,6 +48,7 @@ class _Transport(Protocol):
     def receive(self) -> bytes | None: ...
     def is_up(self) -> bool: ...
     def wait(self, seconds: float) -> bool: ...
+    def wake_on(self, bell: Bell) -> None: ...
     def close(self) -> None: ...
 
 
@@ -87,6 +89,8 @@ class DrafterClient:
         self._on_message = on_message
         self._latency_s = 0.0
         self._is_waiting = False
+        self.waited_s = 0.0
+        """Seconds of all waits for messages."""
         self._resting = False
         self._refused = False
         self._refusal = ""
@@ -197,6 +201,13 @@ class DrafterClient:
         self.counters.late_requests += 1
         return Drafts.NONE
 
+    def may_draft(self, request: str) -> bool:
+        """Whether the drafter has a session of the request and is, or will be, asked for more."""
+        session = self._sessions.get(request)
+        if session is None or not self.connected or session.number not in self._by_number:
+            return False
+        return session.num_drafts > 0 or not session.tail
+
     def drafts(self, request: str, most: int) -> list[int]:
         """The draft tokens for the request's present length: at most so many, and as were asked."""
         session = self._sessions.get(request)
@@ -238,8 +249,12 @@ class DrafterClient:
     def _wait(self, seconds: float) -> bool:
         started = self._clock()
         came = self._is_waiting = self._transport.wait(seconds)
-        self.counters.waited_s += self._clock() - started
+        self.waited_s += self._clock() - started
         return came
+
+    def wake_on(self, bell: Bell) -> None:
+        """Also this ends a wait."""
+        self._transport.wake_on(bell)
 
     def health(self) -> str:
         """How it stands with the drafter, in words."""

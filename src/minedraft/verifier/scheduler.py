@@ -4,15 +4,21 @@ vLLM's own scheduler does all the work. Before each of its steps this subclass p
 have come in into the requests whose turn it is, and hides the others by their
 ``next_decode_eligible_step``; after the step it tells the drafter what was verified. A hidden
 request is not scheduled, so nothing is allocated for it while it is being drafted for.
+
+With asynchronous scheduling vLLM asks for the next step while the target is at work on this one.
+A request that may be drafted is then hidden until its outcome is known, so that the other half is
+scheduled meanwhile; one that may not goes on as in stock vLLM, its next token still unknown.
 """
 
 import logging
 import os
 import time
+from collections.abc import Collection
 from typing import Any
 
+from vllm.config.compilation import CUDAGraphMode
 from vllm.sampling_params import SamplingType
-from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import DraftTokenIds
 
 from minedraft import lifeline
@@ -24,20 +30,24 @@ from minedraft.config import (
     ConfigError,
     Endpoint,
     MineDraftConfig,
+    PadDrafts,
     path_of_engine,
 )
 from minedraft.tokenizers import tokenizer_fingerprint
 from minedraft.transport import Link
 from minedraft.verifier import contract, refusals, stats
 from minedraft.verifier.attendant import Attendant
-from minedraft.verifier.choices import OFF, Mode, Step
+from minedraft.verifier.bell import Bell, Ring
+from minedraft.verifier.choices import OFF, Mode
 from minedraft.verifier.client import DrafterClient
 from minedraft.verifier.metrics import Metrics
 from minedraft.verifier.modes import Modes
 from minedraft.verifier.operations import Operations
 from minedraft.verifier.options import RequestOptions
+from minedraft.verifier.padding import graph_tiers, padding
 from minedraft.verifier.session import printable
-from minedraft.verifier.turns import Turn, Turns, take_turn
+from minedraft.verifier.steps import Planned, Steps
+from minedraft.verifier.turns import BUSY_SLICE_S, WAIT_SLICE_S, Turn, Turns, take_turn
 
 logger = logging.getLogger("vllm.minedraft")
 
@@ -47,16 +57,12 @@ MAX_COMPLAINTS = 32
 """Different faults in the options of requests that are logged, each once."""
 
 
-PAUSE_S = 0.1
-"""Between two steps: the engine was paused, or busy with what is no step."""
-
-
 class _Everything:
     """Stands for the set of requests of the last step, to which nobody is new.
 
-    For a request that was not in the last step vLLM re-sends all token ids, for workers that need
-    them: KV connectors and asynchronous scheduling, both of which are refused. With turns that is
-    every request in every step.
+    For a request that was not in the last step vLLM re-sends all token ids to Model Runner V1, for
+    workers that need them: KV connectors and asynchronous scheduling, both of which are refused
+    there. With turns that is every request in every step.
     """
 
     def clear(self) -> None: ...
@@ -67,7 +73,18 @@ class _Everything:
         return True
 
 
-class MineDraftScheduler(Scheduler):  # type: ignore[misc]
+def _tiers(vllm_config: Any, pad_drafts: PadDrafts) -> list[int]:
+    """Numbers of draft tokens for which there are CUDA graphs, if drafts are to be padded."""
+    has_graphs = vllm_config.compilation_config.cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
+    if pad_drafts == "never" or (pad_drafts == "auto" and not has_graphs):
+        return []
+    most: int = vllm_config.speculative_config.num_speculative_tokens
+    # Not with data parallelism: vLLM drops the schedule there.
+    has_tiers = vllm_config.speculative_config.num_speculative_tokens_per_batch_size
+    return graph_tiers(most) if has_tiers else [most]
+
+
+class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
     """vLLM's scheduler with drafts from a drafter of its own, by ``--scheduler-cls``."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -92,16 +109,16 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
             on_message=lambda message, received_s: self._operations.heard(message, received_s),
         )
         self._stats = stats.Stats()
-        self._scheduled_at = 0.0
-        self._ended_at: float | None = None
-        self._waited_s = 0.0
-        self._verified: set[str] = set()
         self._complaints: set[str] = set()
+        self._tiers = _tiers(vllm_config, config.pad_drafts)
         self.prev_step_scheduled_req_ids = _Everything()
-        # vLLM pads one-token prefills with drafts of -1 to keep full CUDA graphs, unless it thinks
-        # that K varies with the batch. They count as rejected drafts, and CPU kernels misread them.
-        self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
+        # By batch size, how many drafts of unknown tokens vLLM gives to a request that it has just
+        # scheduled: ours are known or there are none. Where it thinks that K varies it also does
+        # not pad one-token prefills with drafts of -1, which CPU kernels misread.
+        self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
         self._attend(vllm_config, endpoint)
+        self._steps = Steps(self._stats, self._modes, self._client.counters, self._operations)
+        self._bell = self._hang_bell() if vllm_config.scheduler_config.async_scheduling else None
 
     def _attend(self, vllm_config: Any, endpoint: Endpoint) -> None:
         """Starts the thread through which operators see and change this engine."""
@@ -124,50 +141,119 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
             self._operations, Metrics(name, number), os.environ.get(ENV_CONTROL)
         )
 
+    def _hang_bell(self) -> Bell | None:
+        try:
+            bell = Bell()
+        except OSError as error:
+            logger.warning("MineDraft: steps end unheard, drafts may be late: %s", error)
+            return None
+        self._client.wake_on(bell)
+        return bell
+
     # --- a step -------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """The next step: the requests whose turn it is, with their drafts, and any prefill.
 
-        Where the turns wait for drafts the step may be empty; the engine then comes again.
+        Where the turns wait for drafts the step may be empty; the engine then takes the result of
+        the step in flight, if there is one, and comes again.
         """
         with self._operations.lock:
-            if time.monotonic() - self._operations.stepped_at > PAUSE_S:
-                self._ended_at = None
+            self._steps.begin(time.monotonic())
             self._client.poll()
             turn = self._take_turn()
-            self._verified = set(turn.verify)
             for request_id in turn.hide:
                 request = self.requests[request_id]
                 # schedule() counts the step first, so this hides it from the coming step only.
                 eligible = self.current_step + 2
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
-            most = self._modes.choice.num_drafts
-            drafts = [self._client.drafts(request_id, most) for request_id in turn.verify]
-            # The stock method also drops what a request's grammar does not allow.
-            super().update_draft_token_ids(DraftTokenIds(list(turn.verify), drafts))
+            drafted = self._put_drafts(turn.verify)
+            self._pad(drafted)
             output = super().schedule(throttle_prefills)
-            self._scheduled_at = time.monotonic()
+            self._plan(output, drafted)
             return output
 
+    def _put_drafts(self, verify: Collection[str]) -> dict[str, int]:
+        """Gives each request its drafts; their numbers."""
+        most = self._modes.choice.num_drafts
+        drafts = [
+            # What is drafted for a request in flight does not follow its next token.
+            [] if self.requests[r].num_in_flight_tokens else self._client.drafts(r, most)
+            for r in verify
+        ]
+        # The stock method also drops what a request's grammar does not allow.
+        super().update_draft_token_ids(DraftTokenIds(list(verify), drafts))
+        return {r: len(self.requests[r].spec_token_ids) for r in verify}
+
+    def _pad(self, drafted: dict[str, int]) -> None:
+        """Fills short drafts up where that makes the step one that has a CUDA graph."""
+        if not self._tiers or not any(drafted.values()):
+            return
+        requests = {request_id: self.requests[request_id] for request_id in drafted}
+        room = {request_id: self._room_for_padding(r) for request_id, r in requests.items()}
+        if width := padding(drafted, room, self._tiers):
+            for request in requests.values():
+                missing = width - len(request.spec_token_ids)
+                any_token = request._all_token_ids[-1]
+                request.spec_token_ids = [*request.spec_token_ids, *[any_token] * missing]
+
+    def _room_for_padding(self, request: Any) -> int:
+        """Draft tokens that may be put into the request's next step, whether of use or not."""
+        if request.use_structured_output:
+            return len(request.spec_token_ids)
+        if not self._client.may_draft(request.request_id):
+            return 0  # it may have a seed, and drafts take numbers of its random generator
+        room: int = self.max_model_len - request.num_tokens - 1
+        missing = request.sampling_params.min_tokens - request.num_output_tokens
+        return max(0, min(room, missing - 1) if missing > 0 else room)
+
+    def _plan(self, scheduler_output: Any, drafted: dict[str, int]) -> None:
+        """Notes what was put into the step."""
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        requests = scheduler_output.num_scheduled_tokens
+        given = {r: len(drafts.get(r, ())) for r in drafted if r in requests}
+        counted = {r: min(num, drafted[r]) for r, num in given.items()}
+        padded = {r: num - counted[r] for r, num in given.items() if num > counted[r]}
+        if padded:  # vLLM then leaves them out of what it counts as drafted, too
+            scheduler_output.num_invalid_spec_tokens = padded
+        step = self._steps.planned(counted, len(requests), time.monotonic())
+        if self._bell is not None and requests:
+            scheduler_output.bell = Ring(self._bell.address, step.number)
+
     def _take_turn(self) -> Turn:
-        decoding = [r.request_id for r in self.running if not r.is_prefill_chunk]
+        decoding = [r for r in self.running if not r.is_prefill_chunk]
+        names = [r.request_id for r in decoding]
         choice = self._modes.choose(len(decoding), attached=self._client.connected)
         self._client.rest(choice == OFF)
         if choice == OFF:
-            return Turn(decoding, [])
+            return Turn(names, [])
         self._turns.overlap = choice.mode is Mode.OVERLAP
+        busy = {r.request_id for r in decoding if r.num_in_flight_tokens}
+        # Those in flight who get no drafts go on at once, as in stock vLLM.
+        plain = {request_id for request_id in busy if not self._client.may_draft(request_id)}
         # A prefill chunk fills the time: no need to stand still.
         may_wait = len(decoding) == len(self.running)
-        before, began = self._client.counters.waited_s, time.monotonic()
+        turn = self._wait_for_turn([n for n in names if n not in plain], busy - plain, may_wait)
+        return Turn([], names) if turn.wait_for else Turn([*plain, *turn.verify], turn.hide)
+
+    def _wait_for_turn(self, names: list[str], verifying: set[str], may_wait: bool) -> Turn:
+        step, bell = self._steps.oldest(), self._bell
+        before, began = self._client.waited_s, time.monotonic()
+        could_join = bool(self.waiting) and len(self.running) < self.max_num_running_reqs
         turn = take_turn(
-            self._turns, self._client, decoding, may_wait=may_wait, clock=time.monotonic
+            self._turns,
+            self._client,
+            names,
+            verifying=verifying,
+            may_wait=may_wait,
+            clock=time.monotonic,
+            slice_s=BUSY_SLICE_S if step and bell and not could_join else WAIT_SLICE_S,
+            is_over=lambda: bool(step and bell and bell.last() >= step.number),
         )
-        waited_s = self._client.counters.waited_s - before
-        self._waited_s += waited_s
-        if waited_s and (trace := self._operations.trace):
-            trace.waited(began, began + waited_s)
-        return Turn([], decoding) if turn.wait_for else turn
+        waited_s = self._client.waited_s - before
+        if waited_s and not step:
+            self._steps.waited(began, waited_s)
+        return turn
 
     def _room_for_drafts(self, request: Any) -> int:
         """Draft tokens of which the request can use every one; the step itself emits one more."""
@@ -189,74 +275,44 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
         Near max_model_len vLLM skips the proposer and brings zeros for the whole batch.
         """
 
+    def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: Any) -> None:
+        """Ignores the proposer's result, which vLLM takes for the drafts in the step.
+
+        Our drafts are real ones, and fit the grammar: their request was not in flight.
+        """
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The step's result, of which the drafter is told."""
-        ended_at = time.monotonic()
+        result_at = time.monotonic()
         # Before vLLM cuts them where a text ends.
-        emitted = [len(tokens) for tokens in model_runner_output.sampled_token_ids]
+        rows = model_runner_output.req_id_to_index
+        counts = [len(tokens) for tokens in model_runner_output.sampled_token_ids]
+        emitted = {r: counts[rows[r]] for r in scheduler_output.num_scheduled_tokens}
         with self._operations.lock:
+            step = self._steps.take()
             outputs = super().update_from_output(scheduler_output, model_runner_output)
-            if scheduler_output.num_scheduled_tokens:
-                self._tell_drafter(scheduler_output)
-                rows = model_runner_output.req_id_to_index
-                self._count(
-                    scheduler_output, {r: emitted[row] for r, row in rows.items()}, ended_at
-                )
+            if emitted:
+                self._tell_drafter([r for r, count in emitted.items() if count])
+                self._book(step, emitted, result_at)
             self._client.flush()
             self._operations.stepped_at = time.monotonic()
             if self._stats_path and not self.requests:
                 stats.write(self._stats_path, self._operations.report())
             return outputs
 
-    def _tell_drafter(self, scheduler_output: Any) -> None:
-        advanced = []
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is None or request.is_prefill_chunk:
-                continue
-            advanced.append(request_id)
+    def _tell_drafter(self, emitted: list[str]) -> None:
+        advanced = [request_id for request_id in emitted if request_id in self.requests]
+        for request_id in advanced:
+            request = self.requests[request_id]
             known = self._client.session_length(request_id)
             if known is not None and known < request.num_tokens:
                 tokens = request._all_token_ids[known:]
                 self._client.advance(request_id, tokens, self._room_for_drafts(request))
         self._turns.step(advanced)
 
-    def _count(self, scheduler_output: Any, emitted: dict[str, int], ended_at: float) -> None:
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        outcome = stats.Outcome()
-        for request_id in self._verified.intersection(scheduler_output.num_scheduled_tokens):
-            num_drafts, tokens = len(drafts.get(request_id, ())), emitted[request_id]
-            outcome.verified(num_drafts, tokens)
-            if num_drafts:
-                self._modes.policy.verified(num_drafts, tokens - 1)
-        prefill = outcome.rows < len(scheduler_output.num_scheduled_tokens)
-        began, choice = self._scheduled_at, self._modes.choice
-        self._stats.step(outcome, choice.mode, choice.num_drafts)
-        if not prefill:
-            self._stats.decode_step(outcome.rows, ended_at - began)
-        self._client.counters.used = self._stats.drafted
-        if trace := self._operations.trace:
-            trace.verification(began, ended_at, outcome.rows, outcome.drafted, choice.mode)
-        self._learn(outcome, prefill=prefill)
-
-    def _learn(self, outcome: stats.Outcome, *, prefill: bool) -> None:
-        """Tells the policy of a decode step, if it knows when that began."""
-        now, began, waited_s = time.monotonic(), self._ended_at, self._waited_s
+    def _book(self, step: Planned, emitted: dict[str, int], result_at: float) -> None:
         decoding = sum(not request.is_prefill_chunk for request in self.running)
-        self._ended_at, self._waited_s = (now if decoding else None), 0.0
-        if prefill:
-            return self._modes.interrupted()
-        if began is None:
-            return None
-        step = Step(
-            seconds=now - began,
-            waited_s=waited_s,
-            decoding=max(decoding, outcome.rows),
-            drafted=outcome.drafted_rows,
-            plain=outcome.rows - outcome.drafted_rows,
-            draft_tokens=outcome.drafted,
-        )
-        return self._modes.stepped(step)
+        self._steps.ended(step, emitted, result_at, time.monotonic(), decoding)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -325,4 +381,6 @@ class MineDraftScheduler(Scheduler):  # type: ignore[misc]
             if self._stats_path:
                 stats.write(self._stats_path, self._operations.report())
             self._client.shutdown()
+        if self._bell is not None:
+            self._bell.close()
         super().shutdown()

@@ -21,6 +21,7 @@ class Outcome:
     drafted_rows: int = 0
     """Of these, with drafts."""
     drafted: int = 0
+    accepted: int = 0
     emitted: int = 0
 
     def verified(self, num_drafts: int, emitted: int) -> None:
@@ -28,6 +29,8 @@ class Outcome:
         self.rows += 1
         self.drafted_rows += num_drafts > 0
         self.drafted += num_drafts
+        # A token of padding may have been accepted too.
+        self.accepted += max(0, min(emitted - 1, num_drafts))
         self.emitted += emitted
 
 
@@ -36,6 +39,8 @@ class Stats:
     """Sums over the steps since the start. A verification is one request in one decode step."""
 
     steps: int = 0
+    steps_ahead: int = 0
+    """Steps that the target was given before the result of the step before was known."""
     verifications: int = 0
     verified_without_drafts: int = 0
     emitted: int = 0
@@ -55,16 +60,17 @@ class Stats:
     """The mode of the last step, and its draft tokens for each verification at most."""
     num_drafts: int = 0
 
-    def step(self, outcome: Outcome, mode: str, num_drafts: int) -> None:
+    def step(self, outcome: Outcome, mode: str, num_drafts: int, is_ahead: bool = False) -> None:
         """A step was made in this mode, with so many draft tokens for a request at most."""
         self.steps += 1
+        self.steps_ahead += is_ahead
         self.steps_by_mode[mode] = self.steps_by_mode.get(mode, 0) + 1
         self.decision, self.num_drafts = mode, num_drafts
         self.verifications += outcome.rows
         self.verified_without_drafts += outcome.rows - outcome.drafted_rows
         self.emitted += outcome.emitted
         self.drafted += outcome.drafted
-        self.accepted += outcome.emitted - outcome.rows
+        self.accepted += outcome.accepted
 
     def decode_step(self, rows: int, seconds: float) -> None:
         """A step without prefill took so long."""

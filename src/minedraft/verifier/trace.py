@@ -107,9 +107,21 @@ class Trace:
 
     # --- what happened ------------------------------------------------------------------------
 
-    def verification(self, start_s: float, end_s: float, rows: int, drafts: int, mode: str) -> None:
-        """A step of the target: requests in it, and draft tokens verified."""
-        args = {"rows": rows, "draft_tokens": drafts, "mode": mode}
+    def verification(
+        self,
+        start_s: float,
+        end_s: float,
+        rows: int,
+        drafts: int,
+        mode: str,
+        *,
+        ahead: bool = False,
+    ) -> None:
+        """A step of the target: requests in it, and draft tokens verified.
+
+        ``ahead`` if it was given to the target before the result of the step before was known.
+        """
+        args = {"rows": rows, "draft_tokens": drafts, "mode": mode, "ahead": ahead}
         self._add(self._target, VERIFY, start_s, end_s, args)
 
     def waited(self, start_s: float, end_s: float) -> None:

@@ -9,13 +9,16 @@ request and a balance counter instead.)
 Plain Python, no vLLM: driven by the scheduler and by property tests.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 WAIT_SLICE_S = 0.02
 """Longest wait at a time. Between two the engine takes in what arrived and what was aborted."""
+BUSY_SLICE_S = 1.0
+"""The same while the target is at work on another step, whose end ends the wait: the engine could
+take in nothing before that."""
 MIN_WAIT_S = 0.001
 
 
@@ -28,6 +31,8 @@ class Drafts(Enum):
     """They have been asked for and are worth a wait."""
     NONE = "none"
     """There are none, and no wait will bring them in time: it is decoded without."""
+    VERIFYING = "verifying"
+    """The target is at work on it: what to draft for is not known before that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +74,27 @@ class Turns:
         O(n log n) for n requests. A request in state NONE is decoded in every step. The result
         says to wait only where requests are PENDING, so the caller's deadline, after which it
         calls a request NONE, bounds every wait. Without ``may_wait`` the step goes with what is
-        ready, and the pending are hidden.
+        ready, and the pending are hidden. So are those in state VERIFYING, who have their turn
+        just now; in sequential mode all others wait for them.
         """
         late = self._given_up
         late.update(request for request, state in states.items() if state is Drafts.NONE)
-        none = [r for r, state in states.items() if r in late and state is not Drafts.READY]
-        rotation = [r for r, state in states.items() if r not in late or state is Drafts.READY]
-        candidates, most = self._candidates(rotation)
+        verifying = [r for r, state in states.items() if state is Drafts.VERIFYING]
+        idle = [r for r, state in states.items() if state is not Drafts.VERIFYING]
+        none = [r for r in idle if r in late and states[r] is not Drafts.READY]
+        rotation = [r for r in idle if r not in late or states[r] is Drafts.READY]
+        if verifying and not self.overlap:
+            return Turn(none, rotation + verifying)
+        candidates, most = self._candidates(rotation, len(rotation) + len(verifying))
         ready = [request for request in candidates if states[request] is Drafts.READY]
         if may_wait and len(ready) < min(most, len(candidates)):
             pending = [request for request in candidates if states[request] is Drafts.PENDING]
             return Turn([], [], pending)
         verified = set(ready[:most])
         hide = [request for request in rotation if request not in verified]
-        return Turn(none + ready[:most], hide)
+        return Turn(none + ready[:most], hide + verifying)
 
-    def _candidates(self, rotation: list[str]) -> tuple[list[str], int]:
+    def _candidates(self, rotation: list[str], in_rotation: int) -> tuple[list[str], int]:
         """Those who may have their turn, the longest waiting first, and how many of them."""
         if not self.overlap:
             return rotation, len(rotation)
@@ -93,7 +103,7 @@ class Turns:
         # Who advanced in the last step is being drafted for just now: nobody waits for him while
         # the other half is there.
         other_half = [request for request in rotation if last.get(request, 0) < self._step]
-        return other_half or rotation, (len(rotation) + 1) // 2
+        return other_half or rotation, (in_rotation + 1) // 2
 
 
 class _DraftSource(Protocol):
@@ -111,19 +121,25 @@ def take_turn(
     *,
     may_wait: bool,
     clock: Callable[[], float],
+    verifying: Collection[str] = (),
+    slice_s: float = WAIT_SLICE_S,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Turn:
     """The turn for a step, after a wait for drafts where the turns want that.
 
-    It still says whom to wait for if the slice of time for one wait was not enough: the caller
-    comes again. All waits together end at the deadline of the source, after which the request is
-    decoded without.
+    It still says whom to wait for if the slice of time for one wait was not enough, or something
+    came that ends it: the caller comes again. All waits together end at the deadline of the
+    source, after which the request is decoded without.
     """
-    end = clock() + WAIT_SLICE_S
+    end = clock() + slice_s
     while True:
         now = clock()
-        states = {request: source.state(request, now) for request in decoding}
+        states = {
+            request: Drafts.VERIFYING if request in verifying else source.state(request, now)
+            for request in decoding
+        }
         turn = turns.choose(states, may_wait=may_wait)
-        if not turn.wait_for or now >= end:
+        if not turn.wait_for or now >= end or is_over():
             return turn
         left = min(source.next_deadline(turn.wait_for), end) - now
         source.poll(max(left, MIN_WAIT_S))

@@ -1,8 +1,9 @@
-"""Worker classes of the target, for Model Runner V1.
+"""The target's worker: vLLM's own, which takes the drafts that the scheduler put into a step.
 
-V1 drops the row of a request that sits out a step and later copies all its tokens back from Python
-lists. Here every request sits out every second step, so its lists become TokenLists (rows.py): the
-copy back is then a memcpy, and host time per step does not grow with the context.
+Model Runner V2 has slots that are filled (slots.py). V1 takes drafts as they come, but drops the
+row of a request that sits out a step and later copies all its tokens back from Python lists. Here
+every request sits out every second step, so its lists become TokenLists (rows.py): the copy back is
+then a memcpy, and host time per step does not grow with the context.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from vllm.platforms import current_platform
 
 from minedraft import lifeline, rows
 from minedraft.verifier import patches
+from minedraft.verifier.bell import Ring, Ringer
 
 if TYPE_CHECKING or not current_platform.is_cpu():
     from vllm.v1.worker.gpu_worker import Worker
@@ -19,16 +21,36 @@ else:
 
 
 class TargetWorker(Worker):  # type: ignore[misc]
-    """The platform's worker with rows that are cheap to drop and to write again."""
+    """The platform's worker, for a scheduler that brings the drafts."""
+
+    _ringer: Ringer | None = None
+    _ring: Ring | None = None
 
     def init_device(self) -> None:
         """Prepares the platform's device, and mends what is broken there."""
         lifeline.exit_with_parent_process()
         super().init_device()
-        if current_platform.is_cpu():
-            patches.apply_on_cpu()
+        if self.use_v2_model_runner:
+            from minedraft.verifier import slots  # imports V2, which needs Triton
+
+            slots.install(self.model_runner)
+            self._fill = slots.fill
+        else:
+            self._fill = rows.install
+            if current_platform.is_cpu():
+                patches.apply_on_cpu()
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Runs one step."""
-        rows.install(self.model_runner, scheduler_output)
+        self._ring = getattr(scheduler_output, "bell", None)
+        self._fill(self.model_runner, scheduler_output)
         return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Ends the step, and has the scheduler told when its result is there."""
+        output = super().sample_tokens(grammar_output)
+        if self._ring is not None and self.is_driver_worker:
+            if self._ringer is None:
+                self._ringer = Ringer(lambda: current_platform.set_device(self.device))
+            self._ringer.ring_after(output.copy_event.synchronize, self._ring)
+        return output
