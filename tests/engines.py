@@ -13,6 +13,7 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 import minedraft
+from minedraft.config import MineDraftConfig
 
 BLOCK_SIZE = 32
 MAX_MODEL_LEN = 512
@@ -93,7 +94,8 @@ class Bench:
 
 @contextmanager
 def bench(tiny: Any, folder: Path, *, mode: str = "overlap", **options: Any) -> Iterator[Bench]:
-    """Both engines with these engine options on top of ENGINE."""
+    """Both engines with these engine options on top of ENGINE; our own are for the drafted one."""
+    ours = {k: options.pop(k) for k in MineDraftConfig.__struct_fields__ if k in options}
     references = {
         name: Reference(getattr(tiny, name)) for name in ("perfect", "perturbed", "unrelated")
     }
@@ -112,7 +114,7 @@ def bench(tiny: Any, folder: Path, *, mode: str = "overlap", **options: Any) -> 
             drafter=both.address,
             mode=mode,
             num_speculative_tokens=MOST_DRAFTS,
-            **(ALWAYS_WAIT | both.options),
+            **(ALWAYS_WAIT | both.options | ours),
         )
         yield both
     finally:

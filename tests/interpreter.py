@@ -58,10 +58,18 @@ def install() -> None:
     from triton.runtime import interpreter
 
     backends["cpu"] = types.SimpleNamespace(driver=_Driver, compiler=None)
+    builder = interpreter.interpreter_builder
     # Integers may overflow unseen, as they do on a GPU: looking takes a third of the time.
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
-        sanitize_overflow=False
-    )
+    builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    store = builder.create_masked_store
+
+    def create_masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        # One truth value in an array with others makes integers of them, which are no mask.
+        mask = interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
+        return store(ptrs, value, mask, *rest)
+
+    # vLLM's kernel for structured outputs has such a mask.
+    builder.create_masked_store = create_masked_store
     # A spawned process, such as a worker of vLLM, first imports the main module of its parent.
     sys.modules["__main__"].__spec__ = __spec__
 

@@ -12,7 +12,7 @@ from minedraft.doctor import Check, Finding, Subject
 from minedraft.drafter import engine
 from minedraft.drafter.child import NoDrafterError, greet
 from minedraft.engine_options import CPU_KV_CACHE_BYTES, one_line, with_cpu_defaults
-from minedraft.verifier import refusals
+from minedraft.verifier import refusals, runner_choice
 from minedraft.verifier.plugin import class_options
 
 GREETING_S = 5.0
@@ -45,6 +45,16 @@ def draft_model(subject: Subject) -> Iterator[Finding]:
         ) from error
     subject.draft_config = config
     yield Finding("draft_model", "ok", f"{subject.draft} can draft")
+
+
+def runner(subject: Subject) -> Iterator[Finding]:
+    """Which model runner does vLLM take for each, and how does it schedule?"""
+    if subject.target_config is not None:
+        found = f"target: {runner_choice.describe(subject.target_config)}"
+        yield Finding("runner", "ok", found)
+    if subject.draft_config is not None:
+        found = f"drafter: {runner_choice.runner(subject.draft_config)}, synchronous always"
+        yield Finding("runner", "ok", found)
 
 
 def tokens(subject: Subject) -> Iterator[Finding]:
@@ -113,4 +123,4 @@ def running_drafter(subject: Subject) -> Iterator[Finding]:
     yield Finding("running_drafter", "ok", found)
 
 
-CHECKS: list[Check] = [target, draft_model, tokens, memory, running_drafter]
+CHECKS: list[Check] = [target, draft_model, runner, tokens, memory, running_drafter]

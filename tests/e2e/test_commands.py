@@ -138,6 +138,7 @@ def drafter(model: Path, address: str, *flags: object) -> Iterator[subprocess.Po
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow  # test_transport.py has TCP with keys, test_serve.py two servers on one drafter
 def test_two_verifiers_on_one_drafter_over_tcp(
     tiny: Any, prompts: Path, plain: list[Any], tmp_path: Path
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_vocabulary_padded_otherwise_is_no_difference(
     assert json.loads(stats.read_text())["drafted"] > 0
 
 
+@pytest.mark.slow
 def test_a_drafter_that_cannot_roll_back_is_refused(
     tiny: Any, prompts: Path, tmp_path: Path
 ) -> None:

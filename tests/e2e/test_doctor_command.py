@@ -25,7 +25,15 @@ def doctor(*words: object) -> tuple[int, dict[str, Any]]:
 def test_two_models_and_a_drafter_that_is_not_there(tiny: Any, tmp_path: Path) -> None:
     code, findings = doctor(tiny.target, tiny.perturbed)
     assert {name for name, finding in findings.items() if finding["state"] != "ok"} == set()
-    assert findings.keys() >= {"vllm", "placement", "target", "draft_model", "tokens", "memory"}
+    assert findings.keys() >= {
+        "vllm",
+        "placement",
+        "target",
+        "draft_model",
+        "runner",
+        "tokens",
+        "memory",
+    }
     assert code == 0
     address = f"ipc://{tmp_path}/drafter"
     code, findings = doctor(tiny.target, "--drafter", address)

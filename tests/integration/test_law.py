@@ -3,8 +3,8 @@
 For each prompt the law of the three tokens that follow is computed exactly from a Transformers
 forward pass, and 3,000 sampled texts are held against it by a chi-square test. The significance
 level of each of the nine tests is 1e-5, so together they raise a false alarm in fewer than one run
-in ten thousand. On Model Runner V2, which is slow here, one of them runs with 250 texts: that sees
-a temperature of 0.9 in place of 0.6, but not one of 0.7.
+in ten thousand. On Model Runner V2, which is slow here, one of them runs, with 200 texts of two
+tokens: that sees a temperature of 0.9 in place of 0.6, but not one of 0.7.
 """
 
 from collections import Counter
@@ -20,8 +20,7 @@ from scipy.stats import chi2
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-SAMPLES = 250 if interpreter.is_wanted() else 3000
-LENGTH = 3
+SAMPLES, LENGTH = (200, 2) if interpreter.is_wanted() else (3000, 3)
 SIGNIFICANCE = 1e-5
 FEWEST_EXPECTED = 8.0
 PROMPT = [14, 5, 33, 40, 21, 9]
@@ -110,16 +109,15 @@ def test_the_law_of_sampled_texts(both: Bench, name: str, drafter: str) -> None:
     both.draft_with(drafter, 3)
     drafted = both.stats.drafted
     seen = sample(both.drafted, SAMPLINGS[name])
-    assert both.stats.drafted - drafted >= 3 * SAMPLES, "hardly anything was drafted"
+    assert both.stats.drafted - drafted >= LENGTH * SAMPLES, "hardly anything was drafted"
     law = text_law(both.target, SAMPLINGS[name])
     assert len(law) >= 5
     assert p_value(law, seen) > SIGNIFICANCE
 
 
-@V2
 def test_the_test_sees_a_wrong_temperature(both: Bench) -> None:
-    both.draft_with("perfect", 3)
-    seen = sample(both.drafted, {"temperature": 0.9 if interpreter.is_wanted() else 0.7})
+    both.draft_with("perturbed", 3)
+    seen = sample(both.drafted, {"temperature": 0.7})
     assert p_value(text_law(both.target, SAMPLINGS["temperature"]), seen) < SIGNIFICANCE
 
 

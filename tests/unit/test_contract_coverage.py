@@ -44,6 +44,7 @@ VARIABLES = {
         "model_runner_output": RUNNER_OUTPUT,
         "vllm_config": VLLM_CONFIG,
     },
+    "verifier/runner_choice.py": {"vllm_config": VLLM_CONFIG},
     "verifier/refusals.py": {"c": VLLM_CONFIG, "spec": "vllm.config:SpeculativeConfig"},
     "verifier/slots.py": {
         "runner": RUNNER_V2,

@@ -14,7 +14,7 @@ from minedraft import cli, devices, doctor, doctor_models, protocol, weights
 from minedraft.config import ConfigError, Endpoint
 from minedraft.doctor import Check, Finding, Subject, attempt, examine
 from minedraft.drafter.child import DrafterError, NoDrafterError
-from minedraft.verifier import contract
+from minedraft.verifier import contract, runner_choice
 
 GIB = 1 << 30
 ELSEWHERE = Endpoint("ipc:///nowhere/drafter")
@@ -184,6 +184,11 @@ def test_a_pair_that_works(tiny: Any) -> None:
     subject = Subject(str(tiny.target), str(tiny.perturbed))
     for check in (doctor_models.target, doctor_models.draft_model, doctor_models.tokens):
         assert only(check, subject).state == "ok"
+    of_target, of_drafter = attempt(doctor_models.runner, subject)
+    assert of_target.found == f"target: {runner_choice.describe(subject.target_config)}"
+    assert of_drafter.found.startswith(f"drafter: {runner_choice.runner(subject.draft_config)}, ")
+    assert (of_target.state, of_drafter.state) == ("ok", "ok")
+    assert attempt(doctor_models.runner, Subject("target")) == [], "no models were made yet"
 
 
 def test_targets_that_cannot_be_served(tmp_path: Path, mamba: Path) -> None:

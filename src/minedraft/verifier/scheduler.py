@@ -35,7 +35,7 @@ from minedraft.config import (
 )
 from minedraft.tokenizers import tokenizer_fingerprint
 from minedraft.transport import Link
-from minedraft.verifier import contract, refusals, stats
+from minedraft.verifier import contract, refusals, runner_choice, stats
 from minedraft.verifier.attendant import Attendant
 from minedraft.verifier.bell import Bell, Ring
 from minedraft.verifier.choices import OFF, Mode
@@ -122,6 +122,7 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
 
     def _attend(self, vllm_config: Any, endpoint: Endpoint) -> None:
         """Starts the thread through which operators see and change this engine."""
+        logger.info("MineDraft: %s", runner_choice.describe(vllm_config))
         names = vllm_config.model_config.served_model_name
         name = names[0] if isinstance(names, list) else names
         number = vllm_config.parallel_config.data_parallel_index
@@ -187,7 +188,7 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
 
     def _pad(self, drafted: dict[str, int]) -> None:
         """Fills short drafts up where that makes the step one that has a CUDA graph."""
-        if not self._tiers or not any(drafted.values()):
+        if not self._tiers or any(request.is_prefill_chunk for request in self.running):
             return
         requests = {request_id: self.requests[request_id] for request_id in drafted}
         room = {request_id: self._room_for_padding(r) for request_id, r in requests.items()}

@@ -49,7 +49,8 @@ class TargetWorker(Worker):  # type: ignore[misc]
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Ends the step, and has the scheduler told when its result is there."""
         output = super().sample_tokens(grammar_output)
-        if self._ring is not None and self.is_driver_worker:
+        # There is none if the step has failed.
+        if self._ring is not None and output is not None and self.is_driver_worker:
             if self._ringer is None:
                 self._ringer = Ringer(lambda: current_platform.set_device(self.device))
             self._ringer.ring_after(output.copy_event.synchronize, self._ring)
