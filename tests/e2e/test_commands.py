@@ -106,6 +106,7 @@ def test_generate_with_a_drafter_of_its_own(
     assert stats["drafter"]["drafter_busy_s"] > 0
 
 
+@pytest.mark.slow
 def test_generate_with_tensor_parallel_workers_in_processes_of_their_own(
     tiny: Any, prompts: Path, plain: list[Any], tmp_path: Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_drafter_that_cannot_roll_back_is_refused(
     assert "cannot take back tokens" in line
 
 
+@pytest.mark.slow  # test_refusals.py has the rules
 def test_refusals_come_before_a_model_is_loaded(tiny: Any, prompts: Path, tmp_path: Path) -> None:
     words = ("generate", tiny.target, "--prompts", prompts, "--output", tmp_path / "out", *FLAGS)
     line = refused(*words, "--draft-model", tiny.perturbed, "--pipeline-parallel-size", "2")
