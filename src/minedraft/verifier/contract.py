@@ -7,6 +7,7 @@ is missing. The table is for both supported releases: no hook of ours differs be
 
 import os
 import re
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -48,10 +49,10 @@ SCHEDULING: Contract = {
             "_handle_blocked_waiting_request(request)",
             "shutdown()",
         ),
-        adds="_adapter_fits _attend _attendant _bell _book _client _complaints _draft_seeded "
-        "_hang_bell _modes _most_drafts _operations _pad _plan _put_drafts _room_for_drafts "
-        "_room_for_padding _stats _stats_path _steps _take_turn _tell_drafter _tiers _turns "
-        "_wait_for_turn",
+        adds="_adapter_fits _attend _attendant _bell _client _complaints _draft_seeded "
+        "_hang_bell _longest_step _modes _most_drafts _operations _pad _plan _put_drafts "
+        "_room_for_drafts _room_for_padding _stats _stats_path _steps _take_turn _tell_drafter "
+        "_tiers _turns _wait_for_turn",
         base="vllm.v1.core.sched.scheduler:Scheduler",
     ),
     "vllm.v1.request:Request": Class(
@@ -121,6 +122,17 @@ KV_CACHE: Contract = {
     "vllm.v1.kv_cache_interface:iter_layer_specs": Function("(kv_cache_spec)"),
 }
 
+_WORKER = Class(
+    attributes="device is_driver_worker model_runner use_v2_model_runner",
+    overrides=(
+        "init_device()",
+        "execute_model(scheduler_output)",
+        "sample_tokens(grammar_output)",
+    ),
+    adds="_fill _ring _ringer",
+)
+"""Of each platform."""
+
 ENGINE: Contract = {
     "vllm.v1.engine.core:EngineCore": Class(
         attributes="model_executor request_block_hasher scheduler",
@@ -133,24 +145,9 @@ ENGINE: Contract = {
             "execute_model(scheduler_output)",
         ),
     ),
-    "vllm.v1.worker.gpu_worker:Worker": Class(
-        attributes="device is_driver_worker model_runner use_v2_model_runner",
-        overrides=(
-            "init_device()",
-            "execute_model(scheduler_output)",
-            "sample_tokens(grammar_output)",
-        ),
-        adds="_fill _ring _ringer",
-    ),
-    "vllm.v1.worker.cpu_worker:CPUWorker": Class(
-        attributes="device is_driver_worker model_runner use_v2_model_runner",
-        overrides=(
-            "init_device()",
-            "execute_model(scheduler_output)",
-            "sample_tokens(grammar_output)",
-        ),
-        adds="_fill _ring _ringer",
-        base="vllm.v1.worker.gpu_worker:Worker",
+    "vllm.v1.worker.gpu_worker:Worker": _WORKER,
+    "vllm.v1.worker.cpu_worker:CPUWorker": replace(
+        _WORKER, base="vllm.v1.worker.gpu_worker:Worker"
     ),
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": Class("input_batch requests"),
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": Class(

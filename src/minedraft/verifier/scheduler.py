@@ -46,7 +46,7 @@ from minedraft.verifier.operations import Operations
 from minedraft.verifier.options import RequestOptions
 from minedraft.verifier.padding import graph_tiers, padding
 from minedraft.verifier.session import printable
-from minedraft.verifier.steps import Planned, Steps
+from minedraft.verifier.steps import Steps
 from minedraft.verifier.turns import BUSY_SLICE_S, WAIT_SLICE_S, Turn, Turns, take_turn
 
 logger = logging.getLogger("vllm.minedraft")
@@ -204,9 +204,7 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
             return len(request.spec_token_ids)
         if not self._client.may_draft(request.request_id):
             return 0  # it may have a seed, and drafts take numbers of its random generator
-        room: int = self.max_model_len - request.num_tokens - 1
-        missing = request.sampling_params.min_tokens - request.num_output_tokens
-        return max(0, min(room, missing - 1) if missing > 0 else room)
+        return max(0, self._longest_step(request) - 1)
 
     def _plan(self, scheduler_output: Any, drafted: dict[str, int]) -> None:
         """Notes what was put into the step."""
@@ -260,15 +258,18 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
         """Draft tokens of which the request can use every one; the step itself emits one more."""
         room: int = min(
             request.max_tokens - request.num_output_tokens,
-            self.max_model_len - request.num_tokens,
+            self._longest_step(request),
             (self._modes.choice.num_drafts or self._modes.most_drafts) + 1,
         )
-        missing = request.sampling_params.min_tokens - request.num_output_tokens
-        if missing > 0:
-            # vLLM decides for the token after the drafts by the tokens before them whether it may
-            # end the text, so a step must not cross min_tokens.
-            room = min(room, missing)
         return max(0, room - 1)
+
+    def _longest_step(self, request: Any) -> int:
+        """Tokens that the request may emit in one step; not positive at its context's end."""
+        room: int = self.max_model_len - request.num_tokens
+        missing = request.sampling_params.min_tokens - request.num_output_tokens
+        # vLLM decides for the token after the drafts by the tokens before them whether it may end
+        # the text, so a step must not cross min_tokens.
+        return min(room, missing) if missing > 0 else room
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Ignores the proposer's result: drafts enter in schedule() only.
@@ -294,7 +295,8 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             if emitted:
                 self._tell_drafter([r for r, count in emitted.items() if count])
-                self._book(step, emitted, result_at)
+                decoding = sum(not request.is_prefill_chunk for request in self.running)
+                self._steps.ended(step, emitted, result_at, time.monotonic(), decoding)
             self._client.flush()
             self._operations.stepped_at = time.monotonic()
             if self._stats_path and not self.requests:
@@ -310,10 +312,6 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
                 tokens = request._all_token_ids[known:]
                 self._client.advance(request_id, tokens, self._room_for_drafts(request))
         self._turns.step(advanced)
-
-    def _book(self, step: Planned, emitted: dict[str, int], result_at: float) -> None:
-        decoding = sum(not request.is_prefill_chunk for request in self.running)
-        self._steps.ended(step, emitted, result_at, time.monotonic(), decoding)
 
     # --- requests -----------------------------------------------------------------------------
 

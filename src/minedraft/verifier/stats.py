@@ -24,14 +24,18 @@ class Outcome:
     accepted: int = 0
     emitted: int = 0
 
-    def verified(self, num_drafts: int, emitted: int) -> None:
-        """A request had so many draft tokens verified, and so many tokens emitted."""
+    def verified(self, num_drafts: int, emitted: int) -> int:
+        """A request had so many draft tokens verified, and so many tokens emitted.
+
+        Returns the draft tokens that were accepted; a token of padding may have been so too.
+        """
+        accepted = max(0, min(emitted - 1, num_drafts))
         self.rows += 1
         self.drafted_rows += num_drafts > 0
         self.drafted += num_drafts
-        # A token of padding may have been accepted too.
-        self.accepted += max(0, min(emitted - 1, num_drafts))
+        self.accepted += accepted
         self.emitted += emitted
+        return accepted
 
 
 @dataclass(slots=True)

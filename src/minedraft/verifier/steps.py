@@ -88,9 +88,8 @@ class Steps:
         """Books a step: tokens emitted by each request, and those that are decoding now."""
         outcome = Outcome()
         for request, num_drafts in step.drafts.items():
-            outcome.verified(num_drafts, emitted[request])
+            accepted = outcome.verified(num_drafts, emitted[request])
             if num_drafts:
-                accepted = max(0, min(emitted[request] - 1, num_drafts))
                 self._modes.policy.verified(num_drafts, accepted)
         # The target began when it had ended the step before.
         began, self._result_at = max(step.scheduled_at, self._result_at), result_at
