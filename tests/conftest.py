@@ -31,12 +31,17 @@ ALONE = ("e2e", "test_faults.py", "test_modes.py")
 """Folders and files of tests that measure time or need all cores."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves what is for the runner of this process, and says what takes the machine for itself."""
     for item in items:
         if not set(ALONE).isdisjoint(item.path.parts):
             item.add_marker(pytest.mark.alone)
     if interpreter.is_wanted():
+        for item in items:
+            if item.get_closest_marker("runner_v2_slow"):
+                item.add_marker(pytest.mark.slow)
+                item.add_marker(pytest.mark.runner_v2)
         others = [item for item in items if not item.get_closest_marker("runner_v2")]
         items[:] = [item for item in items if item.get_closest_marker("runner_v2")]
         config.hook.pytest_deselected(items=others)

@@ -246,6 +246,7 @@ def test_penalties(both: Bench, drafter: str, penalty: dict[str, float]) -> None
     assert any(changed), "the penalty does nothing here"
 
 
+@pytest.mark.runner_v2_slow
 def test_bad_words_and_allowed_tokens(both: Bench) -> None:
     both.draft_with("perfect", 5)
     prompts = prompts_of(9, 4)

@@ -7,6 +7,7 @@ tested together too. What needs a target or an engine of its own is in test_targ
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import interpreter
 import pytest
 import torch
 from engines import Bench, Prompt, bench, core_request, scheduler_of
@@ -15,10 +16,12 @@ from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RepetitionDetectionParams
 
+V2 = pytest.mark.runner_v2_slow
 NUM_DRAFTS = 4
+# vLLM's LoRA kernels for CPUs take one row of logits for each request on Model Runner V2.
+ADAPTERS = {} if interpreter.is_wanted() else {"enable_lora": True, "max_loras": 3}
 OPTIONS: dict[str, Any] = {
-    "enable_lora": True,
-    "max_loras": 3,
+    **ADAPTERS,
     "max_lora_rank": RANK,
     "enable_prompt_embeds": True,
     "scheduling_policy": "priority",
@@ -34,8 +37,10 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def both(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with bench(tiny, tmp_path_factory.mktemp("drafter"), **OPTIONS) as engines:
+def both(
+    tiny: Any, tmp_path_factory: pytest.TempPathFactory, scheduling: dict[str, Any]
+) -> Iterator[Bench]:
+    with bench(tiny, tmp_path_factory.mktemp("drafter"), **OPTIONS, **scheduling) as engines:
         engines.draft_with("perfect", NUM_DRAFTS)
         yield engines
 
@@ -71,6 +76,7 @@ def test_requests_with_and_without_adapters(both: Bench, adapters: list[LoRARequ
     assert differ(plain, without) == [i % 3 > 0 for i in range(12)]
 
 
+@V2
 def test_prompt_embeddings_among_tokens(both: Bench) -> None:
     """Those given as embeddings are not drafted for."""
     prompts = prompts_of(2, 10)
@@ -88,6 +94,7 @@ def test_prompt_embeddings_among_tokens(both: Bench) -> None:
     assert not any(differ(plain, tokens)), "the embeddings are those of the tokens"
 
 
+@V2
 def test_priorities(both: Bench) -> None:
     asks = [
         Ask(prompt, greedy(), {"priority": 7 * i % 5}) for i, prompt in enumerate(prompts_of(3, 16))
@@ -95,6 +102,7 @@ def test_priorities(both: Bench) -> None:
     compare(both, asks)
 
 
+@V2
 def test_repetitions_end_a_text(both: Bench) -> None:
     detection = RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=1, min_count=2)
     params = greedy(repetition_detection=detection, max_tokens=60)
@@ -103,6 +111,7 @@ def test_repetitions_end_a_text(both: Bench) -> None:
     assert "repetition_detected" in reasons
 
 
+@V2
 @pytest.mark.parametrize(
     "params", [{"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {5: 10.0}}], ids=str
 )
@@ -141,6 +150,7 @@ def stream(llm: Any, chunks: list[Prompt], others: list[Prompt]) -> dict[str, li
     return tokens
 
 
+@V2
 def test_a_prompt_that_comes_in_chunks(both: Bench) -> None:
     """It is decoded without drafts."""
     chunks, others = prompts_of(10, 3), prompts_of(11, 5)
@@ -192,6 +202,7 @@ def reload_weights(core: Any) -> None:
     core.resume_scheduler()
 
 
+@V2
 @pytest.mark.parametrize("steps", [5, 15, 16])
 @pytest.mark.parametrize(
     "act",
@@ -204,6 +215,7 @@ def test_interruptions_change_nothing(both: Bench, act: Callable[[Any], None], s
     assert_same(plain, interrupted(both.drafted, asks, steps, act))
 
 
+@V2
 def test_a_pause_that_aborts(both: Bench) -> None:
     """Its requests are gone, at the drafter too; those that come meanwhile wait."""
     asks = [Ask(prompt, greedy(logprobs=2)) for prompt in prompts_of(9, 6)]

@@ -1,6 +1,7 @@
 """Targets of other kinds, and options that take an engine of their own: output as without drafts.
 
 Each test has engines of its own: one that ends takes vLLM's process groups with it.
+What is marked runner_v2_slow is so on Model Runner V2 too, with both kinds of scheduling.
 """
 
 import json
@@ -28,6 +29,7 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 import minedraft
 
+V2 = pytest.mark.runner_v2_slow
 NUM_DRAFTS = 4
 
 
@@ -93,7 +95,8 @@ COMMON: dict[str, Any] = {
 }
 
 
-def test_a_sliding_window(tiny: Any, tmp_path: Path) -> None:
+@V2
+def test_a_sliding_window(tiny: Any, tmp_path: Path, scheduling: dict[str, Any]) -> None:
     """Drafts of a model that sees everything are right until the window moves."""
     target = changed(
         tiny,
@@ -103,18 +106,20 @@ def test_a_sliding_window(tiny: Any, tmp_path: Path) -> None:
         sliding_window=32,
     )
     asks = [Ask(prompt, greedy(max_tokens=60)) for prompt in prompts_of(1, 10, 200)]
-    assert check(Models.of(target, tiny), tmp_path, asks) > 0
+    assert check(Models.of(target, tiny), tmp_path, asks, **scheduling) > 0
 
 
+@V2
 @pytest.mark.slow
-def test_a_mixture_of_experts(tiny: Any, tmp_path: Path) -> None:
+def test_a_mixture_of_experts(tiny: Any, tmp_path: Path, scheduling: dict[str, Any]) -> None:
     config = MixtralConfig(
         **COMMON, num_key_value_heads=2, head_dim=32, num_local_experts=4, num_experts_per_tok=2
     )
-    check(Models.of(seeded(tmp_path / "target", config), tiny), tmp_path)
+    check(Models.of(seeded(tmp_path / "target", config), tiny), tmp_path, **scheduling)
 
 
-def test_weights_of_eight_bits(tiny: Any, tmp_path: Path) -> None:
+@V2
+def test_weights_of_eight_bits(tiny: Any, tmp_path: Path, scheduling: dict[str, Any]) -> None:
     """A checkpoint of compressed-tensors: int8 weights by channel, activations by token."""
     scheme = {"num_bits": 8, "type": "int", "symmetric": True}
     quantization = {
@@ -136,11 +141,14 @@ def test_weights_of_eight_bits(tiny: Any, tmp_path: Path) -> None:
         weights[name] = (weights[name] / scale).round().to(torch.int8)
         weights[f"{name}_scale"] = scale
     save_file(weights, target / "model.safetensors")
-    assert check(Models.of(target, tiny), tmp_path) > 0
+    assert check(Models.of(target, tiny), tmp_path, **scheduling) > 0
 
 
+@V2
 @pytest.mark.slow
-def test_other_options_of_the_scheduler(tiny: Any, tmp_path: Path) -> None:
+def test_other_options_of_the_scheduler(
+    tiny: Any, tmp_path: Path, scheduling: dict[str, Any]
+) -> None:
     asks = [Ask(prompt, greedy()) for prompt in prompts_of(2, 10)]
     options = {
         "enable_prefix_caching": False,
@@ -150,15 +158,18 @@ def test_other_options_of_the_scheduler(tiny: Any, tmp_path: Path) -> None:
         "stream_interval": 3,
         "max_num_seqs": 3,
     }
-    assert check(tiny, tmp_path, asks, **options) > 0
+    assert check(tiny, tmp_path, asks, **options, **scheduling) > 0
 
 
+@V2
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["processed_logprobs"])
-def test_what_logprobs_mean(tiny: Any, tmp_path: Path, mode: str) -> None:
+def test_what_logprobs_mean(
+    tiny: Any, tmp_path: Path, mode: str, scheduling: dict[str, Any]
+) -> None:
     params = greedy(logprobs=2, repetition_penalty=1.3)
     asks = [Ask(prompt, params) for prompt in prompts_of(3, 6)]
-    with bench(tiny, tmp_path, logprobs_mode=mode) as engines:
+    with bench(tiny, tmp_path, logprobs_mode=mode, **scheduling) as engines:
         engines.draft_with("perfect", NUM_DRAFTS)
         plain, drafted = compare(engines, asks)
     for one, other in zip(plain, drafted, strict=True):
@@ -168,13 +179,16 @@ def test_what_logprobs_mean(tiny: Any, tmp_path: Path, mode: str) -> None:
                 assert left[token].logprob == pytest.approx(right[token].logprob, abs=1e-3)
 
 
+@V2
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["outlines"])
-def test_other_backends_of_structured_outputs(tiny: Any, tmp_path: Path, backend: str) -> None:
+def test_other_backends_of_structured_outputs(
+    tiny: Any, tmp_path: Path, backend: str, scheduling: dict[str, Any]
+) -> None:
     shape = StructuredOutputsParams(regex="[a-f]{3}-[0-9]{4}(-[a-z]{1,9})?")
     params = [greedy(structured_outputs=shape, ignore_eos=False, max_tokens=40), greedy()]
     asks = [Ask(prompt, params[i % 2]) for i, prompt in enumerate(prompts_of(4, 8))]
-    check(tiny, tmp_path, asks, structured_outputs_config={"backend": backend})
+    check(tiny, tmp_path, asks, structured_outputs_config={"backend": backend}, **scheduling)
 
 
 AUDIO = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
@@ -221,7 +235,8 @@ def sound(seed: int) -> tuple[Any, int]:
     return np.random.default_rng(seed).normal(0, 0.3, 16000).astype(np.float32), 16000
 
 
-def test_sounds_among_texts(tmp_path: Path) -> None:
+@V2
+def test_sounds_among_texts(tmp_path: Path, scheduling: dict[str, Any]) -> None:
     """Requests with media are not drafted for, the others are."""
     target = tmp_path / "target"
     audio, begin, end = hearing(target)
@@ -234,7 +249,7 @@ def test_sounds_among_texts(tmp_path: Path) -> None:
         }
         for i, prompt in enumerate(prompts)
     ]
-    options: dict[str, Any] = {"max_model_len": 1024, "max_num_batched_tokens": 1024}
+    options = {"max_model_len": 1024, "max_num_batched_tokens": 1024, **scheduling}
     with bench(Models(target, drafter, drafter, drafter), tmp_path, **options) as engines:
         engines.draft_with("perfect", NUM_DRAFTS)
         first = [

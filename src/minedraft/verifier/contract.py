@@ -194,16 +194,17 @@ ENGINE: Contract = {
 
 CONFIGURATION: Contract = {
     "vllm.config:VllmConfig": Class(
-        "additional_config ec_transfer_config kv_transfer_config model_config parallel_config "
-        "compilation_config reasoning_config scheduler_config speculative_config "
+        "additional_config aux_output_config ec_transfer_config kv_transfer_config model_config "
+        "parallel_config compilation_config reasoning_config scheduler_config speculative_config "
         "use_v2_model_runner watermark_config"
     ),
+    "vllm.config.aux_output:AuxOutputConfig": Class("enabled"),
     "vllm.config:CompilationConfig": Class("cudagraph_mode"),
     "vllm.config.compilation:CUDAGraphMode": Class("FULL", calls=("decode_mode()",)),
     "vllm.config:ModelConfig": Class(
-        attributes="has_inner_state is_attention_free is_diffusion is_encoder_decoder is_hybrid "
-        "is_moe max_model_len model runner_type served_model_name "
-        "skip_tokenizer_init",
+        attributes="enable_trace_replay has_inner_state is_attention_free is_diffusion "
+        "is_encoder_decoder is_hybrid is_moe logits_processors max_model_len model "
+        "return_sampling_mask runner_type served_model_name skip_tokenizer_init",
         calls=("get_diff_sampling_param()", "get_vocab_size()"),
     ),
     "vllm.config:ParallelConfig": Class(

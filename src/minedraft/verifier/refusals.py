@@ -36,6 +36,21 @@ _RULES: list[_Rule] = [
         "serve without MineDraft (--mode off)",
     ),
     (
+        lambda c: c.model_config.enable_trace_replay,
+        "vLLM samples a step with draft tokens by other code, which replays no trace; remove "
+        "--enable-trace-replay, or serve without MineDraft (--mode off)",
+    ),
+    (
+        lambda c: bool(c.model_config.logits_processors),
+        "custom logits processors were not tried with drafts; remove --logits-processors, or "
+        "serve without MineDraft (--mode off)",
+    ),
+    (
+        lambda c: c.model_config.return_sampling_mask or c.aux_output_config.enabled,
+        "what is returned beside tokens was not tried with drafts; remove --return-sampling-mask "
+        "and --enable-return-routed-experts, or serve without MineDraft (--mode off)",
+    ),
+    (
         lambda c: c.use_v2_model_runner != (c.speculative_config.method == "ngram_gpu"),
         "vLLM takes another model runner for this configuration than the drafts were meant for; "
         "set VLLM_USE_V2_MODEL_RUNNER to 0 or 1 to choose one, or serve without MineDraft "
