@@ -1,0 +1,1 @@
+"""``minedraft bench``: MineDraft beside vLLM's own ways, on the same devices and the same load."""
