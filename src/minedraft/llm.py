@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 
 from minedraft import beside, devices
 from minedraft.config import DEFAULT_NUM_SPECULATIVE_TOKENS, ENV_STATS, Endpoint, MineDraftConfig
-from minedraft.drafter.child import greet
+from minedraft.drafter.child import DrafterProcess, greet
 from minedraft.engine_options import with_cpu_defaults
 from minedraft.verifier import contract, refusals
 from minedraft.verifier.plugin import class_options
@@ -109,8 +109,16 @@ class LLM(vllm.LLM):  # type: ignore[misc]
                 child.stop()
             raise
         if child is not None:
-            weakref.finalize(self, child.stop)
+            weakref.finalize(self, _end, self.llm_engine.engine_core, child)
         logger.info("MineDraft: %s of %s; %s", mode, welcome.model, placement)
+
+
+def _end(engine_core: Any, child: DrafterProcess) -> None:
+    """The engine first: it takes leave of its drafter, and writes what it measured."""
+    try:
+        engine_core.shutdown()
+    finally:
+        child.stop()
 
 
 CONFIG_FIELDS = frozenset(MineDraftConfig.__struct_fields__) - {"mode"}

@@ -92,7 +92,9 @@ def generate_with_child(tiny: Any, prompts: Path, folder: Path, *flags: str, **e
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert not children(str(tiny.perturbed)), "the drafter outlived its verifier"
-    return answers(output), json.loads(stats.read_text())
+    written = json.loads(stats.read_text())
+    assert written["drafter"]["disconnects"] == 0, "the verifier outlived its drafter"
+    return answers(output), written
 
 
 def test_generate_with_a_drafter_of_its_own(

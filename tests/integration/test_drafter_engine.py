@@ -625,7 +625,6 @@ def test_later_passes_go_on_by_one_token() -> None:
     known.req_ids.append("known")
     known.new_block_ids.append(([2],))
     known.num_computed_tokens.append(40)
-    known.num_output_tokens.append(9)
     step.num_scheduled_tokens = {"known": 2, "new": 3}
     step.finished_req_ids = {"gone"}
     step.new_block_ids_to_zero = [2]
@@ -637,7 +636,6 @@ def test_later_passes_go_on_by_one_token() -> None:
         rows = later.scheduled_cached_reqs
         assert rows.req_ids == ["new", "known"]
         assert rows.num_computed_tokens == [3 + index, 42 + index]
-        assert rows.num_output_tokens == [2 + index, 10 + index]
         assert rows.new_block_ids == [None, None]
         assert not later.scheduled_new_reqs
         assert not later.finished_req_ids

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from minedraft.lifeline import ENV_FOLDER
 from minedraft.verifier import bell as bell_module
 from minedraft.verifier.bell import Bell, Ring, Ringer
 
@@ -46,6 +47,26 @@ def test_the_newest_step_counts() -> None:
         assert rings(bell)
     assert bell.last() == 5
     assert prepared == ["minedraft-ringer"]
+    bell.close()
+
+
+def test_it_hears_every_ring_if_it_is_asked_once_a_step() -> None:
+    """A socket holds a few only."""
+    bell, ringer = Bell(), Ringer()
+    for number in range(40):
+        ringer.ring_after(lambda: None, Ring(bell.address, number))
+        assert rings(bell)
+        assert bell.last() == number
+    assert not ringer._failed
+    bell.close()
+
+
+def test_it_lies_in_the_folder_of_the_process_that_we_end_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ENV_FOLDER, str(tmp_path))
+    bell = Bell()
+    assert Path(bell.address).is_relative_to(tmp_path)
     bell.close()
 
 

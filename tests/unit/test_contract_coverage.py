@@ -91,7 +91,10 @@ VARIABLES = {
     },
     "beside.py": {"model_config": MODEL_CONFIG},
     "doctor_models.py": {"config": VLLM_CONFIG},
-    "llm.py": {"target": VLLM_CONFIG},
+    "llm.py": {
+        "target": VLLM_CONFIG,
+        "engine_core": "vllm.v1.engine.core_client:MPClient",
+    },
     "serve.py": {
         "target": VLLM_CONFIG,
         "command": "vllm.entrypoints.cli.serve:ServeSubcommand",

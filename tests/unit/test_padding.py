@@ -17,12 +17,19 @@ def test_a_padded_step_is_uniform_and_a_tier(requests: list[tuple[int, int]], mo
     if width:
         assert width in graph_tiers(most)
         assert all(drafts[r] <= width <= room[r] for r in drafts)
+        real = len(drafts) + sum(drafts.values())
+        assert len(drafts) * (1 + width) <= 2 * real
         smaller = [tier for tier in graph_tiers(most) if tier < width]
         assert all(max(drafts.values()) > tier for tier in smaller)
     else:
         longest = max(drafts.values(), default=0)
         fitting = [tier for tier in graph_tiers(most) if tier >= longest]
-        assert not longest or any(room[r] < fitting[0] for r in drafts)
+        real = len(drafts) + sum(drafts.values())
+        assert (
+            not longest
+            or any(room[r] < fitting[0] for r in drafts)
+            or len(drafts) * (1 + fitting[0]) > 2 * real
+        )
 
 
 def test_a_step_without_drafts_is_left_alone() -> None:

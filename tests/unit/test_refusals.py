@@ -31,6 +31,7 @@ GOOD: dict[str, Any] = {
     "parallel_config.decode_context_parallel_size": 1,
     "parallel_config.prefill_context_parallel_size": 1,
     "parallel_config.enable_elastic_ep": False,
+    "parallel_config.enable_fault_tolerance": False,
     "parallel_config.data_parallel_size": 1,
     "model_config.is_hybrid": False,
     "model_config.is_attention_free": False,
@@ -124,6 +125,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"parallel_config.data_parallel_size": 2, "model_config.is_moe": True},
         "data-parallel ranks .* use --tensor-parallel-size instead",
     ),
+    ({"parallel_config.enable_fault_tolerance": True}, "remove --enable-fault-tolerance"),
     ({"parallel_config.enable_elastic_ep": True}, "data-parallel ranks of a mixture of experts"),
 ]
 

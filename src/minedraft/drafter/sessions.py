@@ -265,7 +265,7 @@ class Sessions:
 
         One if anything else waits: it should not wait longer.
         """
-        if not rows or self._ahead or len(rows) < len(self._wishing):
+        if not rows or self._ahead or self._answers or len(rows) < len(self._wishing):
             return 1
         if any(row.count < row.session.todo for row in rows):
             return 1

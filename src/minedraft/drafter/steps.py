@@ -38,23 +38,17 @@ def passes(step: DraftStep) -> Iterator[SchedulerOutput]:
 
 
 def _following(step: DraftStep, index: int) -> SchedulerOutput:
-    known = [
-        (new.req_id, new.num_computed_tokens, len(new.prefill_token_ids) - new.prompt_len)
-        for new in step.scheduled_new_reqs
-    ]
+    known = [(new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs]
     cached = step.scheduled_cached_reqs
-    known.extend(
-        zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
-    )
+    known.extend(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     following = SchedulerOutput.make_empty()
     following.num_scheduled_tokens = dict.fromkeys(step.num_scheduled_tokens, 1)
     following.total_num_scheduled_tokens = len(known)
     rows = following.scheduled_cached_reqs
-    for req_id, num_computed, num_output in known:
+    for req_id, num_computed in known:
         rows.req_ids.append(req_id)
         rows.new_block_ids.append(None)
         rows.num_computed_tokens.append(
             num_computed + step.num_scheduled_tokens[req_id] + index - 1
         )
-        rows.num_output_tokens.append(num_output + index)
     return following

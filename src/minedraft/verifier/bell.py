@@ -9,6 +9,7 @@ Plain Python, no vLLM.
 """
 
 import logging
+import os
 import queue
 import shutil
 import socket
@@ -19,6 +20,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from minedraft.lifeline import ENV_FOLDER
 
 logger = logging.getLogger("vllm.minedraft")
 
@@ -36,7 +39,9 @@ class Bell:
     """The scheduler's end. Raises OSError where there can be no such socket."""
 
     def __init__(self) -> None:
-        folder = tempfile.mkdtemp(prefix="minedraft-")  # of mode 0700
+        # Of mode 0700. In the folder of the process that we end with, if that has one: it goes with
+        # it even if we are killed.
+        folder = tempfile.mkdtemp(prefix="minedraft-", dir=os.environ.get(ENV_FOLDER))
         self._finalizer = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.address = str(Path(folder, "bell"))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -52,6 +52,8 @@ class Step:
     """Requests decoded without."""
     draft_tokens: int
     """Verified."""
+    padded: int = 0
+    """Tokens of padding, which cost as much as draft tokens and bring nothing."""
 
 
 @dataclass(slots=True)

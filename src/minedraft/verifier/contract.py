@@ -79,7 +79,7 @@ SCHEDULING: Contract = {
         is_dataclass=True,
     ),
     "vllm.v1.core.sched.output:NewRequestData": Class(
-        attributes="num_computed_tokens prefill_token_ids prompt_len req_id",
+        attributes="num_computed_tokens prefill_token_ids req_id",
         new="(req_id=, prompt_token_ids=, prefill_token_ids=, mm_features=, sampling_params=, "
         "pooling_params=, block_ids=, num_computed_tokens=, lora_request=)",
     ),
@@ -209,7 +209,7 @@ CONFIGURATION: Contract = {
     ),
     "vllm.config:ParallelConfig": Class(
         "data_parallel_index data_parallel_size decode_context_parallel_size enable_elastic_ep "
-        "pipeline_parallel_size prefill_context_parallel_size worker_cls"
+        "enable_fault_tolerance pipeline_parallel_size prefill_context_parallel_size worker_cls"
     ),
     "vllm.config:SchedulerConfig": Class(
         "async_scheduling max_num_batched_tokens max_num_seqs",
@@ -264,9 +264,10 @@ REQUESTS: Contract = {
         overrides=("__init__(model, *)",),
     ),
     "vllm.v1.engine.llm_engine:LLMEngine": Class(
-        attributes="model_config",
+        attributes="engine_core model_config",
         calls=("add_request(request_id, prompt, params)", "has_unfinished_requests()", "step()"),
     ),
+    "vllm.v1.engine.core_client:MPClient": Class(calls=("shutdown()",)),
     "vllm:SamplingParams": Class(
         attributes="extra_args min_tokens sampling_type structured_outputs",
         new="(temperature=, logprobs=, max_tokens=, ignore_eos=, detokenize=)",

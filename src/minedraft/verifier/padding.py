@@ -29,8 +29,10 @@ def padding(drafts: Mapping[str, int], room: Mapping[str, int], tiers: Sequence[
 
     ``drafts`` and ``room`` are the draft tokens that each has and could have. A step without any
     draft tokens, or with one request that has no room, is left as it is: its graph, if there is
-    one, is another.
+    one, is another. So is one that would more than double its tokens.
     """
     longest = max(drafts.values(), default=0)
     width = next((tier for tier in tiers if tier >= longest), 0) if longest else 0
-    return width if all(width <= room[request] for request in drafts) else 0
+    missing = sum(width - num for num in drafts.values())
+    fits = all(width <= room[request] for request in drafts)
+    return width if fits and missing <= len(drafts) + sum(drafts.values()) else 0

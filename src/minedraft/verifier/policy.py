@@ -127,7 +127,7 @@ class Policy:
         self._lost_s = max(0.0, self._lost_s - LOSS_SHARE * step.seconds)
         curve = self._verify_s if step.drafted else self._decode_s
         target_s = max(step.seconds - step.waited_s, SHORTEST_S)
-        curve.add(rows + step.draft_tokens, target_s)
+        curve.add(rows + step.draft_tokens + step.padded, target_s)
         visit.seconds += step.seconds
         visit.tokens += tokens(step, self._acceptance)
         if self._is_settling(step):

@@ -113,6 +113,11 @@ _RULES: list[_Rule] = [
         "asynchronous scheduling needs Model Runner V2; add --no-async-scheduling",
     ),
     (
+        lambda c: c.parallel_config.enable_fault_tolerance,
+        "vLLM then drops the steps in flight and goes on, which MineDraft does not foresee; "
+        "remove --enable-fault-tolerance, or serve without MineDraft (--mode off)",
+    ),
+    (
         lambda c: (
             c.parallel_config.enable_elastic_ep
             or (c.parallel_config.data_parallel_size > 1 and c.model_config.is_moe)

@@ -13,7 +13,7 @@ scheduled meanwhile; one that may not goes on as in stock vLLM, its next token s
 import logging
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
@@ -44,10 +44,17 @@ from minedraft.verifier.metrics import Metrics
 from minedraft.verifier.modes import Modes
 from minedraft.verifier.operations import Operations
 from minedraft.verifier.options import RequestOptions
-from minedraft.verifier.padding import graph_tiers, padding
+from minedraft.verifier.padding import padding
 from minedraft.verifier.session import printable
 from minedraft.verifier.steps import Steps
-from minedraft.verifier.turns import BUSY_SLICE_S, WAIT_SLICE_S, Turn, Turns, take_turn
+from minedraft.verifier.turns import (
+    BUSY_SLICE_S,
+    JOIN_SLICE_S,
+    WAIT_SLICE_S,
+    Turn,
+    Turns,
+    take_turn,
+)
 
 logger = logging.getLogger("vllm.minedraft")
 
@@ -73,19 +80,24 @@ class _Everything:
         return True
 
 
-def _tiers(vllm_config: Any, pad_drafts: PadDrafts) -> list[int]:
-    """Numbers of draft tokens for which there are CUDA graphs, if drafts are to be padded."""
+def _tiers(vllm_config: Any, pad_drafts: PadDrafts, schedule: Sequence[int] | None) -> list[int]:
+    """Numbers of draft tokens for which there are CUDA graphs, if drafts are to be padded.
+
+    ``schedule``: K by number of requests from 0 on, as vLLM made it of ours. None with Model Runner
+    V1, and with data parallelism, where vLLM drops it.
+    """
     has_graphs = vllm_config.compilation_config.cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
     if pad_drafts == "never" or (pad_drafts == "auto" and not has_graphs):
         return []
-    most: int = vllm_config.speculative_config.num_speculative_tokens
-    # Not with data parallelism: vLLM drops the schedule there.
-    has_tiers = vllm_config.speculative_config.num_speculative_tokens_per_batch_size
-    return graph_tiers(most) if has_tiers else [most]
+    if schedule is None:
+        return [vllm_config.speculative_config.num_speculative_tokens]
+    return sorted(set(schedule[1:]))
 
 
 class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
     """vLLM's scheduler with drafts from a drafter of its own, by ``--scheduler-cls``."""
+
+    dynamic_sd_lookup: list[int] | None
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         contract.ensure()
@@ -110,7 +122,7 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
         )
         self._stats = stats.Stats()
         self._complaints: set[str] = set()
-        self._tiers = _tiers(vllm_config, config.pad_drafts)
+        self._tiers = _tiers(vllm_config, config.pad_drafts, self.dynamic_sd_lookup)
         self.prev_step_scheduled_req_ids = _Everything()
         # By batch size, how many drafts of unknown tokens vLLM gives to a request that it has just
         # scheduled: ours are known or there are none. Where it thinks that K varies it also does
@@ -213,10 +225,13 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
         given = {r: len(drafts.get(r, ())) for r in drafted if r in requests}
         counted = {r: min(num, drafted[r]) for r, num in given.items()}
         padded = {r: num - counted[r] for r, num in given.items() if num > counted[r]}
-        if padded:  # vLLM then leaves them out of what it counts as drafted, too
+        if padded:  # vLLM then leaves them out of what it counts as drafted; not as accepted
             scheduler_output.num_invalid_spec_tokens = padded
-        step = self._steps.planned(counted, len(requests), time.monotonic())
+        step = self._steps.planned(
+            counted, len(requests), time.monotonic(), padded=sum(padded.values())
+        )
         if self._bell is not None and requests:
+            self._bell.last()  # a socket that nobody empties loses rings
             scheduler_output.bell = Ring(self._bell.address, step.number)
 
     def _take_turn(self) -> Turn:
@@ -228,7 +243,7 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
             return Turn(names, [])
         self._turns.overlap = choice.mode is Mode.OVERLAP
         busy = {r.request_id for r in decoding if r.num_in_flight_tokens}
-        # Those in flight who get no drafts go on at once, as in stock vLLM.
+        # Those in flight who get no drafts need not wait for their outcome, as in stock vLLM.
         plain = {request_id for request_id in busy if not self._client.may_draft(request_id)}
         # A prefill chunk fills the time: no need to stand still.
         may_wait = len(decoding) == len(self.running)
@@ -239,6 +254,10 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
         step, bell = self._steps.oldest(), self._bell
         before, began = self._client.waited_s, time.monotonic()
         could_join = bool(self.waiting) and len(self.running) < self.max_num_running_reqs
+        if not step and could_join:
+            slice_s = JOIN_SLICE_S
+        else:
+            slice_s = BUSY_SLICE_S if step and bell and not could_join else WAIT_SLICE_S
         turn = take_turn(
             self._turns,
             self._client,
@@ -246,7 +265,7 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
             verifying=verifying,
             may_wait=may_wait,
             clock=time.monotonic,
-            slice_s=BUSY_SLICE_S if step and bell and not could_join else WAIT_SLICE_S,
+            slice_s=slice_s,
             is_over=lambda: bool(step and bell and bell.last() >= step.number),
         )
         waited_s = self._client.waited_s - before

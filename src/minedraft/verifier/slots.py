@@ -19,7 +19,7 @@ class NoSpeculator(NgramGPUSpeculator):  # type: ignore[misc]
     """
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
-        """Zeros [requests, K], which are written over before they are verified."""
+        """What is there, [requests, K]: it is written over before it is verified."""
         return self.drafts[: input_batch.num_reqs]
 
 

@@ -30,6 +30,8 @@ class Planned:
     scheduled_at: float
     is_ahead: bool
     """It was given before the result of the step before was known."""
+    padded: int = 0
+    """Tokens of padding in it, all together."""
 
 
 class Steps:
@@ -64,7 +66,9 @@ class Steps:
         if trace := self._operations.trace:
             trace.waited(began, began + seconds)
 
-    def planned(self, drafts: Mapping[str, int], num_requests: int, now: float) -> Planned:
+    def planned(
+        self, drafts: Mapping[str, int], num_requests: int, now: float, *, padded: int = 0
+    ) -> Planned:
         """The step was given to the target."""
         step = Planned(
             self._next_number,
@@ -73,6 +77,7 @@ class Steps:
             num_requests,
             now,
             is_ahead=self.oldest() is not None,
+            padded=padded,
         )
         self._next_number += 1
         self._in_flight.append(step)
@@ -121,5 +126,6 @@ class Steps:
                 drafted=outcome.drafted_rows,
                 plain=outcome.rows - outcome.drafted_rows,
                 draft_tokens=outcome.drafted,
+                padded=step.padded,
             )
         )

@@ -16,6 +16,8 @@ from typing import Protocol
 
 WAIT_SLICE_S = 0.02
 """Longest wait at a time. Between two the engine takes in what arrived and what was aborted."""
+JOIN_SLICE_S = 0.002
+"""The same while the target stands still and a request may be about to join."""
 BUSY_SLICE_S = 1.0
 """The same while the target is at work on another step, whose end ends the wait: the engine could
 take in nothing before that."""
