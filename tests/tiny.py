@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,7 +18,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-UNK, BOS, EOS = "<unk>", "<s>", "</s>"
+from minedraft.emulation import tokenizer
+
 CHARACTERS = 'abcdefghijklmnopqrstuvwxyz0123456789{}[]":,.-_ \nABCDEFGHIJKLM'
 """The 61 characters that the tokenizer knows; with the three special tokens 64 ids."""
 ALSO_EOS = 20
@@ -49,28 +49,11 @@ MAMBA: dict[str, Any] = {
     "conv_kernel": 4,
 }
 """The configuration of a model that cannot take tokens back."""
-_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
 def make_tokenizer(vocab_size: int = 64) -> PreTrainedTokenizerFast:
-    """A tokenizer of one token per character; ids past the characters are named ``<xN>``."""
-    names = [UNK, BOS, EOS, *CHARACTERS]
-    names += [f"<x{i}>" for i in range(len(names), vocab_size)]
-    if vocab_size < len(CHARACTERS) + 3:
-        raise ValueError(f"the tokenizer needs {len(CHARACTERS) + 3} ids, not {vocab_size}")
-    vocabulary = {name: i for i, name in enumerate(names)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token=UNK,
-        bos_token=BOS,
-        eos_token=EOS,
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = _CHAT_TEMPLATE
-    return fast
+    """A tokenizer of one token per character, of other characters past those above."""
+    return tokenizer.make_tokenizer(vocab_size, CHARACTERS)
 
 
 def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:

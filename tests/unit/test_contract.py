@@ -488,14 +488,23 @@ def test_it_is_checked_before_anything_is_put_in(file: str, function: str, befor
 # --- the plugin ------------------------------------------------------------------------------
 
 
-def test_the_plugin_imports_nothing_of_vllm_and_changes_nothing() -> None:
+def test_the_plugin_adds_a_name_to_vllms_models_and_changes_nothing_else() -> None:
     """It is loaded into every process of every vLLM here, baselines too."""
     run_alone(
         """
         import types
 
+        class Registry:
+            models = {}
+            def register_model(self, architecture, model):
+                self.models[architecture] = model
+
         class Untouchable(types.ModuleType):
             def __getattribute__(self, name):
+                if name == "ModelRegistry":
+                    return Registry()
+                if name in ("__spec__", "__path__"):  # what an import looks at
+                    raise AttributeError(name)
                 raise AssertionError(f"vllm.{name} is read")
             def __setattr__(self, name, value):
                 raise AssertionError(f"vllm.{name} is set")
@@ -506,6 +515,8 @@ def test_the_plugin_imports_nothing_of_vllm_and_changes_nothing() -> None:
         assert plugin.register() is None
         assert set(sys.modules) == before
         assert [name for name in before if name.startswith("vllm.")] == []
+        model = "minedraft.emulation.model:EmulatedForCausalLM"
+        assert Registry.models == {"MineDraftEmulatedForCausalLM": model}
         """
     )
 
@@ -517,7 +528,7 @@ def test_our_classes_come_in_by_the_options_that_name_them_only() -> None:
         from minedraft.verifier.plugin import class_options, register
         register()
         ours = {"minedraft.verifier." + name for name in ("scheduler", "worker", "proposer")}
-        assert not ours & set(sys.modules)
+        assert not (ours | {"minedraft.emulation.model"}) & set(sys.modules)
         options = class_options(MineDraftConfig(), 3)
         proposer = options["speculative_config"]["model"]
         named = {options["scheduler_cls"], options["worker_cls"], proposer}

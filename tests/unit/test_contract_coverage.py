@@ -89,6 +89,13 @@ VARIABLES = {
         "model": MODEL_CONFIG,
         "parallel": "vllm.config:ParallelConfig",
     },
+    "emulation/model.py": {
+        "vllm_config": VLLM_CONFIG,
+        "model": MODEL_CONFIG,
+        "compilation": "vllm.config:CompilationConfig",
+        "context": "vllm.forward_context:ForwardContext",
+        "metadata": "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata",
+    },
     "beside.py": {"model_config": MODEL_CONFIG},
     "doctor_models.py": {"config": VLLM_CONFIG},
     "llm.py": {
@@ -114,6 +121,7 @@ VARIABLES = {
 }
 # Of what class an attribute is, wherever it is.
 ATTRIBUTES = {
+    "attn": "vllm.model_executor.layers.attention:Attention",
     "all_token_ids": STAGED,
     "prefill_len": "vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor",
     "_command": "vllm.entrypoints.cli.serve:ServeSubcommand",
@@ -145,7 +153,10 @@ ATTRIBUTES = {
 # Of what class the items of an attribute are.
 ITEMS = {"outputs": "vllm:CompletionOutput", "requests": REQUEST}
 # What these names stand for, which is made on demand.
-OBJECTS = {"vllm.platforms:current_platform": "vllm.platforms:Platform"}
+OBJECTS = {
+    "vllm.platforms:current_platform": "vllm.platforms:Platform",
+    "vllm:ModelRegistry": "vllm.model_executor.models.registry:_ModelRegistry",
+}
 SAME = {"vllm:EngineArgs": "vllm.engine.arg_utils:EngineArgs"}
 # Methods that are not vLLM's but Python's.
 INHERITED = {

@@ -194,16 +194,17 @@ ENGINE: Contract = {
 
 CONFIGURATION: Contract = {
     "vllm.config:VllmConfig": Class(
-        "additional_config aux_output_config ec_transfer_config kv_transfer_config model_config "
-        "parallel_config compilation_config reasoning_config scheduler_config speculative_config "
+        "additional_config aux_output_config cache_config ec_transfer_config kv_transfer_config "
+        "model_config parallel_config compilation_config reasoning_config scheduler_config "
+        "speculative_config "
         "use_v2_model_runner watermark_config"
     ),
     "vllm.config.aux_output:AuxOutputConfig": Class("enabled"),
     "vllm.config:CompilationConfig": Class("cudagraph_mode"),
-    "vllm.config.compilation:CUDAGraphMode": Class("FULL", calls=("decode_mode()",)),
+    "vllm.config.compilation:CUDAGraphMode": Class("FULL NONE", calls=("decode_mode()",)),
     "vllm.config:ModelConfig": Class(
-        attributes="enable_trace_replay has_inner_state is_attention_free is_diffusion "
-        "is_encoder_decoder is_hybrid is_moe logits_processors max_model_len model "
+        attributes="dtype enable_trace_replay has_inner_state hf_config is_attention_free "
+        "is_diffusion is_encoder_decoder is_hybrid is_moe logits_processors max_model_len model "
         "return_sampling_mask runner_type served_model_name skip_tokenizer_init",
         calls=("get_diff_sampling_param()", "get_vocab_size()"),
     ),
@@ -285,7 +286,31 @@ REQUESTS: Contract = {
     ),
 }
 
-CONTRACT: Contract = {**SCHEDULING, **KV_CACHE, **ENGINE, **CONFIGURATION, **REQUESTS}
+MODELS: Contract = {
+    "vllm:ModelRegistry": Name(),
+    "vllm.model_executor.models.registry:_ModelRegistry": Class(
+        calls=("register_model(model_arch, model_cls)",)
+    ),
+    "vllm.model_executor.models.interfaces_base:VllmModelForTextGeneration": Class(
+        overrides=(
+            "__init__(vllm_config, prefix)",
+            "compute_logits(hidden_states)",
+            "embed_input_ids(input_ids)",
+            "forward(input_ids, positions)",
+        )
+    ),
+    "vllm.model_executor.models.utils:maybe_prefix": Function("(prefix, name)"),
+    "vllm.model_executor.layers.attention:Attention": Class(
+        attributes="layer_name",
+        calls=("forward(query, key, value)",),
+        new="(num_heads=, head_size=, scale=, cache_config=, prefix=)",
+    ),
+    "vllm.forward_context:get_forward_context": Function("()"),
+    "vllm.forward_context:ForwardContext": Class("attn_metadata"),
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata": Class("num_actual_tokens seq_lens"),
+}
+
+CONTRACT: Contract = {**SCHEDULING, **KV_CACHE, **ENGINE, **CONFIGURATION, **REQUESTS, **MODELS}
 
 
 class ContractError(ConfigError):

@@ -1,12 +1,14 @@
 """How MineDraft gets into vLLM: by class options, without a patch.
 
 ``register`` is the entry point of ``vllm.general_plugins``, loaded in every vLLM process,
-baselines too. It changes nothing: a vLLM that is not told to use our classes is stock vLLM.
+baselines too. It only adds a name to vLLM's list of models, that of the emulated ones: a vLLM that
+is not told to use our classes is stock vLLM.
 """
 
 from typing import Any
 
 from minedraft.config import MineDraftConfig, check_num_speculative_tokens
+from minedraft.emulation import ARCHITECTURE, MODEL_CLASS
 from minedraft.verifier.padding import graph_schedule
 
 SCHEDULER_CLS = "minedraft.verifier.scheduler.MineDraftScheduler"
@@ -15,7 +17,10 @@ NO_DRAFTS = "minedraft.verifier.proposer.NoDrafts"
 
 
 def register() -> None:
-    """Registers nothing: ``vllm`` names us in its list of plugins, and that is all."""
+    """Tells vLLM where emulated models are; nothing is imported before one is loaded."""
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model(ARCHITECTURE, MODEL_CLASS)
 
 
 def class_options(config: MineDraftConfig, num_speculative_tokens: int) -> dict[str, Any]:
