@@ -54,14 +54,14 @@ def given(
 def test_steps_become_uniform_and_no_token_changes(
     padded: Bench, given: list[dict[str, int]], uncounted: list[int]
 ) -> None:
-    padded.draft_with("perturbed", 3)
+    # On V1 there would be graphs for all K only, and padding does not more than double a step.
+    padded.draft_with("perturbed", 3 if interpreter.is_wanted() else 5)
     prompts = prompts_of(41, 5, 40)
     before = padded.stats.drafted
     outputs = run(padded.drafted, prompts, greedy(max_tokens=24))
     plain = run(padded.plain, prompts, greedy(max_tokens=24))
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
     uniform = [step for step in given if len({*step.values()}) == 1]
-    # The next number for which there are graphs; Model Runner V1 has them for all K only.
     width = 4 if interpreter.is_wanted() else K
     assert all({*step.values()} == {width} for step in uniform)
     assert len(uniform) > 0.7 * len(given)
