@@ -40,6 +40,7 @@ async def measured(
     return seconds, requests, online.engine_between(before, after, seconds)
 
 
+@pytest.mark.slow
 def test_every_token_is_seen_and_the_engine_is_measured(server: Process) -> None:
     load = Load(concurrency=4)
     seconds, requests, engine = asyncio.run(measured(server, [*CONVERSATIONS, TOO_LONG], load))

@@ -1,7 +1,6 @@
 """The commands as a user types them: real processes, sockets and engines, tiny models."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,33 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
+from commands import DRAFTER_FLAGS, FLAGS, command, environment, run
 from tiny import MAMBA, make_model, make_tokenizer
 
-FLAGS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--block-size", "32"]
-DRAFTER_FLAGS = "--dtype float32 --block-size 32"
 START_S = 150.0
-
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "minedraft", *map(str, words)]
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Without what conftest.py sets for engines in the test process."""
-    ours = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS")
-    clean = {name: value for name, value in os.environ.items() if name not in ours}
-    return clean | {"VLLM_CPU_KVCACHE_SPACE": "1"} | variables
-
-
-def run(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words),
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

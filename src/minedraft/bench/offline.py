@@ -37,6 +37,8 @@ class Plan:
     """Seconds for which `auto` runs each load before it is measured: it learns as it goes."""
     most_loaded: int
     """Engines that there is room for."""
+    rounds: int = 0
+    """In a closed loop so many conversations for each that is under way at a time; 0: all."""
 
 
 class _Place(NamedTuple):
@@ -101,10 +103,11 @@ class Offline:
 
     def _task(self, setting: Setting, trace: str = "") -> Task:
         plan = self._plan
+        count = plan.rounds * setting.load.concurrency or len(plan.conversations)
         return Task(
             setting.system,
             setting.load,
-            list(plan.conversations),
+            list(plan.conversations[:count]),
             plan.seed,
             plan.temperature,
             trace,

@@ -15,6 +15,8 @@ from minedraft.bench.messages import READY, Result, Task
 from minedraft.bench.systems import EngineJob
 from minedraft.config import ConfigError
 
+SPARE = 1.5
+"""Another engine is loaded if so many times the memory of the largest is free."""
 STARTED_TOGETHER = 2
 """Engines that load at the same time: most of it is reading and compiling Python on one core."""
 
@@ -50,6 +52,19 @@ class EngineProcess:
         """Runs a task."""
         self._say(msgspec.json.encode(task))
         return msgspec.json.decode(self._hear(), type=Result)
+
+    def memory_bytes(self) -> int:
+        """Resident memory of its processes, what they share counted in each."""
+        import psutil  # vLLM brings it
+
+        found = 0
+        try:
+            family = psutil.Process(self._process.pid)
+            for process in [family, *family.children(recursive=True)]:
+                found += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            pass  # one has just ended
+        return found
 
     def stop(self) -> None:
         """Ends it."""
@@ -91,28 +106,43 @@ class Pool:
     """The engines of some jobs, least recently used ones ended where there is no more room."""
 
     def __init__(self, most: int, on_start: Callable[[EngineJob, EngineProcess], None]) -> None:
-        """``on_start`` is called with every engine that was started, before it is used."""
+        """So many engines at a time at most, and no more than there is memory for.
+
+        ``on_start`` is called with every engine that was started, before it is used.
+        """
         self._most = most
         self._on_start = on_start
         self._loaded: OrderedDict[bytes, EngineProcess] = OrderedDict()
 
     def load(self, jobs: Iterable[EngineJob]) -> None:
         """Starts as many of these as there is room for, some at the same time."""
-        missing = list({job.key: job for job in jobs}.values())[: self._most]
-        for first in range(0, len(missing), STARTED_TOGETHER):
+        missing = list({job.key: job for job in jobs}.values())
+        together = 1  # the first shows how much memory one takes
+        while missing and self._has_room(together):
             started = []
-            for job in missing[first : first + STARTED_TOGETHER]:
+            for job in missing[:together]:
                 process = self._loaded[job.key] = EngineProcess(job)
                 started.append((job, process))
             for job, process in started:
                 process.wait_ready()
                 self._on_start(job, process)
+            missing = missing[together:]
+            together = min(STARTED_TOGETHER, self._most - len(self._loaded))
+
+    def _has_room(self, more: int) -> bool:
+        import psutil  # vLLM brings it
+
+        if not self._loaded:
+            return True
+        largest = max(process.memory_bytes() for process in self._loaded.values())
+        free = psutil.virtual_memory().available
+        return 0 < more <= self._most - len(self._loaded) and free > more * SPARE * largest
 
     def get(self, job: EngineJob) -> EngineProcess:
         """The engine of a job, ready."""
         key = job.key
         if key not in self._loaded:
-            while len(self._loaded) >= self._most:
+            while self._loaded and not self._has_room(1):
                 self._loaded.popitem(last=False)[1].stop()
             self.load([job])
         self._loaded.move_to_end(key)

@@ -5,7 +5,7 @@ report can be made again, or of two files.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -80,6 +80,10 @@ class Request(msgspec.Struct):
     failed: str = ""
     """Why it gave no full answer; empty if it did."""
 
+    def __post_init__(self) -> None:
+        if len(self.times_s) != len(self.counts) or self.times_s != sorted(self.times_s):
+            raise ValueError("times_s has to be ascending, with a count for each")
+
     @property
     def tokens(self) -> int:
         """Output tokens."""
@@ -122,7 +126,7 @@ class Run(msgspec.Struct):
 
     setting: Setting
     repetition: int
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
     """From the first arrival to the last token."""
     requests: list[Request]
     engine: Engine

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from minedraft.bench import online, plots, records, report, timeline
 from minedraft.bench.offline import Offline, Plan
-from minedraft.bench.provenance import Neighbours, provenance
+from minedraft.bench.provenance import provenance
 from minedraft.bench.records import Benchmark, Load, Run, Setting, System
 from minedraft.bench.summary import summarize
 from minedraft.bench.workloads import Conversation
@@ -67,15 +67,16 @@ class Session:
         temperature: float,
         output_tokens: int,
     ) -> None:
-        """Measures a running server under all loads, in each repetition once."""
-        neighbours = Neighbours([os.getpid()])
+        """Measures a running server under all loads, in each repetition once.
+
+        Which processes are the server's is not known, so nothing is said of the machine's others.
+        """
         with self._live:
             for repetition in range(repetitions):
                 for load in loads:
                     self._say(f"repetition {repetition + 1} of {repetitions}: {load}")
                     load_before = os.getloadavg()[0]
                     before = asyncio.run(online.measurements(served.base_url))
-                    neighbours.share_since()
                     seconds, requests = asyncio.run(
                         online.run(
                             served.base_url,
@@ -90,7 +91,8 @@ class Session:
                     after = asyncio.run(online.measurements(served.base_url))
                     engine = online.engine_between(before, after, seconds)
                     setting = Setting(served.system, load)
-                    self._take(Run(setting, repetition, seconds, requests, engine, load_before))
+                    run = Run(setting, repetition, seconds, requests, engine, load_before)
+                    self._take(run)
         self._finish([])
 
     # --- the screen ---------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def timeline(trace: Path, stem: Path) -> list[Path]:
 
 
 def _draw(shown: list[Bar], begin: float, end: float) -> "Figure":
+    from matplotlib import patches
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     figure = Figure(figsize=(9, 2.4), layout="constrained")
     axes = figure.subplots()
@@ -59,7 +59,7 @@ def _draw(shown: list[Bar], begin: float, end: float) -> "Figure":
     axes.set_xlabel("ms")
     labels = {"A": "half A", "B": "half B", "": "target waits for drafts"}
     figure.legend(
-        handles=[Patch(color=COLOURS[half], label=text) for half, text in labels.items()],
+        handles=[patches.Patch(color=COLOURS[half], label=text) for half, text in labels.items()],
         loc="outside upper center",
         ncols=len(labels),
     )

@@ -17,7 +17,10 @@ OUTPUT_TOKENS, QUICK_OUTPUT_TOKENS = 128, 24
 DRAFTS, QUICK_DRAFTS = (1, 2, 4), (2, 4)
 CONCURRENCY, QUICK_CONCURRENCY = (1, 4, 8), (4,)
 SETTLE_S, QUICK_SETTLE_S = 30.0, 10.0
-DEMO_FLAGS = "--dtype float32 --enforce-eager --max-model-len 2048 --no-enable-prefix-caching"
+DEMO_FLAGS = (
+    "--dtype float32 --enforce-eager --max-model-len 2048 --no-enable-prefix-caching "
+    "--kv-cache-memory-bytes 384M"
+)
 
 
 def add(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -84,8 +87,12 @@ def _add_devices(parser: argparse.ArgumentParser) -> None:
         help="on GPUs: vLLM engine flags with which vLLM's own systems use the drafter's device "
         "too, such as a larger --tensor-parallel-size; without, they are run on the target's "
         "alone")  # fmt: skip
-    add("--most-loaded", type=int, metavar="N",
-        help="engines that are loaded at a time (default: all on CPUs, 1 on GPUs)")  # fmt: skip
+    add(
+        "--most-loaded",
+        type=int,
+        metavar="N",
+        help="engines loaded at a time, if there is memory (default: all on CPUs, 1 on GPUs)",
+    )
 
 
 def _of(usual: object, quick: object) -> str:

@@ -271,8 +271,9 @@ REQUESTS: Contract = {
     "vllm.v1.engine.core_client:MPClient": Class(calls=("shutdown()",)),
     "vllm:SamplingParams": Class(
         attributes="extra_args min_tokens sampling_type structured_outputs",
-        new="(temperature=, logprobs=, max_tokens=, ignore_eos=, detokenize=)",
+        new="(temperature=, logprobs=, max_tokens=, ignore_eos=, detokenize=, output_kind=)",
     ),
+    "vllm.sampling_params:RequestOutputKind": Class("DELTA"),
     "vllm.sampling_params:SamplingType": Class("RANDOM_SEED"),
     "vllm.sampling_params:StructuredOutputsParams": Class(new="(*)"),
     "vllm:TextPrompt": Class("prompt"),
