@@ -17,7 +17,7 @@ K = 2
     "systems",
     [
         ("plain", "overlap"),
-        pytest.param(records.OURS + ("plain", "ngram", "draft_model"), marks=pytest.mark.slow),
+        pytest.param((*records.OURS, "plain", "ngram", "draft_model"), marks=pytest.mark.slow),
     ],
     ids=len,
 )

@@ -15,7 +15,7 @@ from minedraft.bench.messages import READY, Result, Task
 from minedraft.bench.systems import EngineJob
 from minedraft.config import ConfigError
 
-SPARE = 1.5
+SPARE = 1.2
 """Another engine is loaded if so many times the memory of the largest is free."""
 STARTED_TOGETHER = 2
 """Engines that load at the same time: most of it is reading and compiling Python on one core."""

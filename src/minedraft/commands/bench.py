@@ -19,7 +19,7 @@ CONCURRENCY, QUICK_CONCURRENCY = (1, 4, 8), (4,)
 SETTLE_S, QUICK_SETTLE_S = 30.0, 10.0
 DEMO_FLAGS = (
     "--dtype float32 --enforce-eager --max-model-len 2048 --no-enable-prefix-caching "
-    "--kv-cache-memory-bytes 384M"
+    "--kv-cache-memory-bytes 256M"
 )
 
 
