@@ -221,3 +221,14 @@ def test_numbers_have_three_digits_or_more(value: float, text: str) -> None:
 def test_nested_values_are_named_by_the_way_to_them() -> None:
     nested = {"a": {"b": {"c": 1}, "d": [1, "x"]}, "e": None}
     assert flat(nested) == {"a, b, c": "1", "a, d": "1, x", "e": "None"}
+
+
+def test_the_curve_is_fitted_to_passes_on_the_targets_devices() -> None:
+    """2 ms, 1 ms a token from the fourth on; passes on all devices are other ones."""
+    sizes = [(t, r, c) for t in (2, 3, 4, 8, 16, 32) for r in (1, 2) for c in (100, 900)]
+    passes = [(*size, 0.002 + 0.001 * max(4, size[0])) for size in sizes]
+    target = run(PLAIN_ON_TARGET, 5.0, engine=Engine(passes=passes))
+    everywhere = run(PLAIN, 5.0, engine=Engine(passes=[(1, 1, 1, 9.0)] * 99))
+    text = markdown(benchmark(target, everywhere))
+    assert "Of 24 passes on the target's devices" in text
+    assert "max(4 ms, 1 ms x tokens)" in text

@@ -33,8 +33,11 @@ class Worker:
 
 
 def output(*tokens: int, new: bool = False) -> Any:
+    """The first request is new, or all are known, with 10 tokens of KV each."""
     return SimpleNamespace(
-        num_scheduled_tokens=dict(enumerate(tokens)), scheduled_new_reqs=["r"] if new else []
+        num_scheduled_tokens=dict(enumerate(tokens)),
+        scheduled_new_reqs=[SimpleNamespace(num_computed_tokens=0)] if new else [],
+        scheduled_cached_reqs=SimpleNamespace(num_computed_tokens=[10] * (len(tokens) - new)),
     )
 
 
@@ -56,4 +59,5 @@ def test_steps_are_booked(drafts: bool) -> None:
     assert times.decode_draft_s == 2 * 2 * drafts
     # Between the begins of a decode step and the next: one with the empty step between them.
     assert times.step_s == pytest.approx(14 + 2 * drafts + 13 / 2)
+    assert times.passes == [(10, 2, 20, 4), (6, 2, 26, 4), (4, 2, 24, 4), (7, 2, 27, 4)]
     assert timer.take().steps == 0

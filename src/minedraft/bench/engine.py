@@ -163,6 +163,7 @@ def _engine(times: timing.Times, seconds: float, counts: dict[str, float]) -> re
         verifications=count("drafts"),
         drafted=count("draft_tokens"),
         accepted=count("accepted_tokens"),
+        passes=times.passes,
         accepted_by_position=[int(positions[position]) for position in sorted(positions)],
     )
 

@@ -117,6 +117,8 @@ class Engine(msgspec.Struct):
     """By position in the draft, from the first."""
     peak_bytes: dict[str, int] = {}
     """Peak resident memory of each process, by what it is."""
+    passes: list[tuple[int, int, int, float]] = []
+    """Forward passes of the target: tokens, requests, KV tokens read by all requests, seconds."""
     choices: dict[str, int] = {}
     """Steps by the mode that was chosen for them."""
 

@@ -18,6 +18,7 @@ from minedraft.bench.summary import (
     compared_on,
     summarize,
 )
+from minedraft.costmodel.fit import MIN_MEASUREMENTS, Measurement, fit
 
 TITLES: dict[Devices, str] = {
     "all": "The same devices for all",
@@ -27,6 +28,8 @@ TITLES: dict[Devices, str] = {
 NOT_RUN = "Not run."
 WHAT = ("load", "system", "devices")
 MS, GIB = 1e3, 2.0**-30
+MOST_PASSES = 3000
+"""To which a curve is fitted."""
 
 
 def markdown(benchmark: Benchmark, pictures: Sequence[str] = ()) -> str:
@@ -48,6 +51,7 @@ def markdown(benchmark: Benchmark, pictures: Sequence[str] = ()) -> str:
         *_latency(benchmark, bests),
         *_bound(benchmark, summaries),
         *_engine(benchmark, bests),
+        *_curve(benchmark),
         *_memory(benchmark, bests),
         *_noise(benchmark, summaries),
         *_repeat(benchmark),
@@ -222,6 +226,31 @@ def _engine(benchmark: Benchmark, bests: Iterable[Summary]) -> Iterator[str]:
     drafts = ("tokens per verification", "accepted", "by position")
     times = ("step ms", "V ms", "t ms", "target idle", "drafter idle", "hidden", "steps by mode")
     yield grid((*WHAT, *drafts, *times), rows)
+
+
+def _curve(benchmark: Benchmark) -> Iterator[str]:
+    """V fitted to every pass that was measured on the target's devices."""
+    passes = [
+        Measurement(*each)
+        for run in benchmark.runs
+        if run.setting.system.devices == "target" or run.setting.system.name in OURS
+        for each in run.engine.passes
+    ]
+    if len(passes) < MIN_MEASUREMENTS:
+        return
+    passes = passes[:: len(passes) // MOST_PASSES + 1]
+    fitted = fit(passes, source="fitted to this benchmark's passes")
+    curve = fitted.curve
+    yield "## V as a curve"
+    yield (
+        f"Of {len(passes):,} passes on the target's devices, prefill among them; the median error "
+        f"is {share(fitted.median_error)}. V = {MS * curve.overhead_s:.3g} ms + "
+        f"max({MS * curve.weights_s:.3g} ms, {MS * curve.per_token_s:.3g} ms x tokens) + "
+        f"{MS * curve.per_request_s:.3g} ms x requests + "
+        f"{MS * curve.per_context_token_s:.3g} ms x KV tokens. Residuals:"
+    )
+    heading, *rows = fitted.table()
+    yield grid(heading, rows, text_columns=0)
 
 
 def _memory(benchmark: Benchmark, bests: Iterable[Summary]) -> Iterator[str]:

@@ -13,6 +13,9 @@ from typing import Any
 
 import msgspec
 
+MOST_PASSES = 500
+"""That are kept of a run, spread over it."""
+
 
 class Times(msgspec.Struct):
     """Sums over the steps of a run, in seconds; a decode step has no prefill in it."""
@@ -27,12 +30,17 @@ class Times(msgspec.Struct):
     decode_draft_s: float = 0.0
     step_s: float | None = None
     """Median seconds from the begin of a decode step to that of the next."""
+    passes: list[tuple[int, int, int, float]] = []
+    """Of the target: tokens, requests, KV tokens read (summed over requests), and seconds."""
 
 
 @dataclass(slots=True)
 class _Step:
     began: float
     is_decode: bool
+    tokens: int
+    requests: int
+    context: int
     seconds: float = 0.0
     draft_s: float = 0.0
 
@@ -71,10 +79,14 @@ class Timer:
     def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         requests = scheduler_output.num_scheduled_tokens
         if requests:
-            is_decode = (
-                not scheduler_output.scheduled_new_reqs and max(requests.values()) <= self._most
+            new = scheduler_output.scheduled_new_reqs
+            tokens = sum(requests.values())
+            cached = sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+            cached += sum(request.num_computed_tokens for request in new)
+            is_decode = not new and max(requests.values()) <= self._most
+            self._steps.append(
+                _Step(self._clock(), is_decode, tokens, len(requests), cached + tokens)
             )
-            self._steps.append(_Step(self._clock(), is_decode))
         return self._timed(self._execute, bool(requests), scheduler_output, *args, **kwargs)
 
     def _sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +113,10 @@ class Timer:
             decode_model_s=sum(step.seconds for step in decode) - decode_draft_s,
             decode_draft_s=decode_draft_s,
             step_s=statistics.median(gaps) if gaps else None,
+            passes=[
+                (step.tokens, step.requests, step.context, step.seconds - step.draft_s)
+                for step in steps[:: len(steps) // MOST_PASSES + 1]
+            ],
         )
 
 
