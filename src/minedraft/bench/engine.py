@@ -118,6 +118,7 @@ class Bench:
     def _ours(
         self, task: Task, engine: records.Engine, before: dict[str, Any], seconds: float
     ) -> None:
+        self._scheduler._client = self._client  # a replay could not say goodbye at the end
         after = self._report()
         busy, waited = (
             after["drafter"][name] - before["drafter"][name]
