@@ -17,6 +17,8 @@ from minedraft.config import ConfigError
 
 SPARE = 1.2
 """Another engine is loaded if so many times the memory of the largest is free."""
+KEPT_FREE = 0.1
+"""Of the machine's memory."""
 STARTED_TOGETHER = 2
 """Engines that load at the same time: most of it is reading and compiling Python on one core."""
 
@@ -135,7 +137,8 @@ class Pool:
         if not self._loaded:
             return True
         largest = max(process.memory_bytes() for process in self._loaded.values())
-        free = psutil.virtual_memory().available
+        memory = psutil.virtual_memory()
+        free = memory.available - KEPT_FREE * memory.total  # engines grow a little as they run
         return 0 < more <= self._most - len(self._loaded) and free > more * SPARE * largest
 
     def get(self, job: EngineJob) -> EngineProcess:
