@@ -161,6 +161,16 @@ def test_the_table_for_the_terminal() -> None:
     assert ours[-7:] == ["112.5", "67%", "1.50", "1.88", "100.0", "75%", "noisy"]
 
 
+def test_the_table_fits_into_eighty_columns() -> None:
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(table(whole()))
+    text = shown.get()
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(number in text for number in ("112.5", "1.50", "1.88", "noisy"))
+    assert "MineDraft" in text
+
+
 def test_a_title_cannot_break_the_terminal_or_a_table() -> None:
     title = "[/red] a | b\n# c"
     assert markdown(benchmark(title=title)).startswith("# [/red] a \\| b # c\n")

@@ -47,7 +47,7 @@ def provenance() -> dict[str, Any]:
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(["minedraft", *sys.argv[1:]] if _is_ours(sys.argv[0]) else sys.argv),
         "versions": {
             "minedraft": minedraft.__version__,
             "vllm": installed_version(),
@@ -105,6 +105,11 @@ def _gpus() -> list[str]:
         return []
     # To ask here would initialise CUDA, and vLLM could not fork its workers any more.
     return _output(sys.executable, "-c", _GPU_NAMES).splitlines()
+
+
+def _is_ours(program: str) -> bool:
+    """Whether that is the command `minedraft`, which may have started itself anew."""
+    return Path(program).name in {"__main__.py", "minedraft"}
 
 
 def _output(*command: str) -> str:

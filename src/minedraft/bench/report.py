@@ -294,15 +294,14 @@ def table(benchmark: Benchmark) -> Table:
     time for each token is the median inter-token latency.
     """
     view = Table(title=Text(benchmark.title), box=SIMPLE, pad_edge=False)
-    for column in WHAT:
-        view.add_column(column)
-    ratios = ("over\nplain", "over plain,\ntarget's")
-    for column in ("tokens/s", "spread", *ratios, "ms per\ntoken", "of the\nbound", ""):
+    view.add_column("load, system, devices", min_width=16)  # the numbers need the rest of 80
+    ratios = ("over\nplain", "over\nplain on\ntarget's")
+    for column in ("tokens\n/s", "spread", *ratios, "ms per\ntoken", "of the\nbound", ""):
         view.add_column(column, justify="right", no_wrap=True)
     for summary in best(summarize(benchmark)):
         waits, bound = summary.latencies.inter_token, summary.bound
         cells = [
-            *what(benchmark, summary),
+            ", ".join(what(benchmark, summary)),
             number(summary.tokens_per_s.median),
             share(summary.tokens_per_s.width),
             median(summary.over_plain.get("all")),
