@@ -5,6 +5,7 @@ What is marked runner_v2 is so on Model Runner V2 too, with both kinds of schedu
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -450,6 +451,10 @@ def test_a_drafter_that_dies_in_mid_run_and_comes_back(both: Bench) -> None:
             before = both.stats.drafted
             both.start_drafter()
             returned_at = requests.steps
+            # Else all may be done before the verifier greets again.
+            until = time.monotonic() + 30
+            while not client.connected and time.monotonic() < until:
+                client.poll(0.05)
     assert_same(both, prompts, plain, requests.outputs())
     assert drafted_more(), "the drafter was not used again"
 
