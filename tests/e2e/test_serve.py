@@ -321,13 +321,15 @@ def plain_vllm(tiny: Any, folder: Path, address: str) -> Any:
         "model": "minedraft.verifier.proposer.NoDrafts",
         "num_speculative_tokens": 3,
     }
+    # A tiny target is done before a drafter that shares its cores has drafted for the first time.
+    options = {"mode": "sequential", "wait_for_first_drafts": True}
     port = free_port()
     command = vllm_command("serve", tiny.target, *ENGINE_FLAGS)
     command += ["--port", str(port), "--served-model-name", "tiny"]
     command += ["--scheduler-cls", "minedraft.verifier.scheduler.MineDraftScheduler"]
     command += ["--worker-cls", "minedraft.verifier.worker.TargetWorker"]
     command += ["--speculative-config", json.dumps(speculative), "--no-async-scheduling"]
-    command += ["--additional-config", json.dumps({"minedraft": {"mode": "sequential"}})]
+    command += ["--additional-config", json.dumps({"minedraft": options})]
     command += ["--middleware", "minedraft.status.StatusMiddleware"]
     control = folder / "control"
     control.mkdir(mode=0o700)
@@ -350,8 +352,9 @@ def test_two_servers_find_one_drafter_that_comes_late(
     folders = [short(tmp_path_factory) for _ in range(3)]
     drafter = [sys.executable, "-m", "minedraft", "drafter", str(tiny.perturbed)]
     drafter += ["--listen", address, *DRAFTER_FLAGS]
+    words = ["--mode", "overlap", "--wait-for-first-drafts"]
     with (
-        serving(tiny.target, folders[0], "--mode", "overlap", "--drafter", address) as ours,
+        serving(tiny.target, folders[0], *words, "--drafter", address) as ours,
         plain_vllm(tiny, folders[1], address) as vllms,
     ):
         for server in (ours.wait_healthy(), vllms.wait_healthy()):
