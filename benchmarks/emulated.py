@@ -203,6 +203,7 @@ class Line(msgspec.Struct):
     identical: str
     """Requests whose output is plain vLLM's, of those that were compared, of all systems."""
     noise: list[str]
+    """What `minedraft bench` would call noisy, by system."""
 
 
 class Report(msgspec.Struct):
@@ -211,10 +212,14 @@ class Report(msgspec.Struct):
     name: str
     title: str
     provenance: dict[str, Any]
+    """What of it decides the speed of the host."""
+    sources: dict[str, str]
+    """Of the curves of target and drafter."""
     lines: list[Line]
 
 
 AT_TWICE = "overlap at twice"
+PROVENANCE = ("date", "git", "versions", "cpu", "cores", "load")
 
 
 def summed(name: str, benchmark: Benchmark) -> Report:
@@ -222,7 +227,14 @@ def summed(name: str, benchmark: Benchmark) -> Report:
     summaries = [s for s in summarize(benchmark) if not s.setting.system.free]
     counts = sorted({summary.setting.load.concurrency for summary in summaries})
     lines = [_line(count, benchmark, summaries) for count in counts]
-    return Report(name, benchmark.title, benchmark.provenance, lines)
+    known = {name: benchmark.provenance.get(name, "") for name in PROVENANCE}
+    cost = _curves_of(benchmark)
+    sources = {"target": cost.target.source, "drafter": cost.drafter.source}
+    return Report(name, benchmark.title, known, sources, lines)
+
+
+def _curves_of(benchmark: Benchmark) -> CostModel:
+    return msgspec.convert(benchmark.provenance["curves"], CostModel)
 
 
 def _line(count: int, benchmark: Benchmark, summaries: Sequence[Summary]) -> Line:
@@ -254,7 +266,7 @@ def _line(count: int, benchmark: Benchmark, summaries: Sequence[Summary]) -> Lin
 
 def _by_curves(benchmark: Benchmark, setting: Setting) -> tuple[float, float]:
     """V and t of a step of an overlapped setting."""
-    cost = msgspec.convert(benchmark.provenance["curves"], CostModel)
+    cost = _curves_of(benchmark)
     requests = [r for run in by_setting(benchmark)[setting] for r in run.requests]
     halfway = sum(r.prompt_tokens + r.tokens / 2 for r in requests) / len(requests)
     half = setting.load.concurrency / 2
@@ -282,8 +294,10 @@ what MineDraft's own work costs.
 **Real** are vLLM's engine and scheduler, Model Runner V1 on a CPU with its batch, paged KV cache
 and rejection sampler, MineDraft's scheduler, protocol, sockets and drafter process, and all their
 Python. Scheduling is synchronous in all systems. **Emulated** are the forward passes of target and
-drafter. What a pass computes here is within its sleep; what the host does between passes is not,
-and this machine does it with one core for the target's process and one for the drafter's.
+drafter. What a pass computes here is within its sleep if that is long enough; what the host does
+between passes is not, and this machine does it with one core for the target's process and one for
+the drafter's. A pass of a small drafter is shorter than the host's work for it, so t is far from
+its curve, see *What MineDraft adds*: here drafting costs more than it would with a fast host.
 
 **Devices.** Each engine stands for the target's GPUs, which are the same for all systems. MineDraft
 has one GPU more, for its drafter: the setting in which overlapped drafting was published, **not
@@ -295,7 +309,9 @@ drafter among all of them.
 which MineDraft alone has twice the concurrency, and so twice the keys and values in memory: **not
 an equal comparison either**. The equal one is in the line of 2N.
 
-Values are medians over the repetitions (lowest..highest); ratios are taken within a repetition."""
+Values are medians over the repetitions (lowest..highest); ratios are taken within a repetition.
+*Noisy*: systems of which others used the machine meanwhile, or whose repetitions lie apart; why is
+in emulated.json."""
 ADDED = """\
 Overlapped. V is the model time of a step, which verifies half of the N requests, t what the drafter
 computes for it, prefill included; by the curves is what the models sleep, the rest is work of the
@@ -314,8 +330,8 @@ def markdown(reports: Sequence[Report]) -> str:
     sections += ["## What MineDraft adds to a step", ADDED]
     for report in reports:
         sections += [f"**{report.name}**", _steps(report)]
-    sections += ["## Curves", *map(_curves, reports), "## Noise", _noise(reports)]
-    sections += ["## Where it was run", _where(reports)]
+    sections += ["## Curves", *map(_curves, reports)]
+    sections += ["## When and where it was run", _where(reports)]
     return "\n\n".join(sections) + "\n"
 
 
@@ -326,11 +342,12 @@ def _speeds(report: Report) -> str:
             *(spread(line.tokens_per_s.get(name)) for name in COLUMNS),
             *(spread(line.over_native.get(name)) for name in RATIOS),
             line.identical,
+            str(len(line.noise) or ""),
         ]
         for line in report.lines
     ]
     ratios = (f"{COLUMNS[name]} / vLLM's" for name in RATIOS)
-    columns = ("N", *COLUMNS.values(), *ratios, "outputs as plain vLLM's")
+    columns = ("N", *COLUMNS.values(), *ratios, "outputs as plain vLLM's", "noisy")
     return grid(columns, rows, text_columns=0)
 
 
@@ -361,30 +378,14 @@ def _bound(bound: Bound | None) -> list[str]:
 
 
 def _curves(report: Report) -> str:
-    curves = report.provenance["curves"]
-    sources = [f"- {name}: {curves[name]['source']}." for name in ("target", "drafter")]
+    sources = [f"- {name}: {source}." for name, source in report.sources.items()]
     return "\n".join([f"**{report.name}**", "", *sources])
-
-
-def _noise(reports: Sequence[Report]) -> str:
-    rows = [
-        [report.name, str(line.concurrency), why]
-        for report in reports
-        for line in report.lines
-        for why in line.noise
-    ]
-    said = "What `minedraft bench` would call noisy:"
-    return f"{said}\n\n{grid(('pair', 'N', 'why'), rows)}" if rows else "None."
 
 
 def _where(reports: Sequence[Report]) -> str:
     """Of every pair, when and on what."""
-    columns = ("date", "git", "cpu", "cores", "load", "versions", "command")
-    rows = [
-        [report.name, *(_words(report.provenance.get(name, "")) for name in columns)]
-        for report in reports
-    ]
-    return grid(("pair", *columns), rows, text_columns=1 + len(columns))
+    rows = [[r.name, *(_words(r.provenance[name]) for name in PROVENANCE)] for r in reports]
+    return grid(("pair", *PROVENANCE), rows, text_columns=1 + len(PROVENANCE))
 
 
 def _words(value: Any) -> str:
