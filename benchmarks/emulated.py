@@ -26,7 +26,7 @@ from minedraft.bench import records
 from minedraft.bench.markdown import cell, grid, median, number, spread
 from minedraft.bench.offline import Offline, Plan
 from minedraft.bench.provenance import provenance
-from minedraft.bench.records import Benchmark, Load, Setting, System
+from minedraft.bench.records import Benchmark, Load, Run, System
 from minedraft.bench.summary import (
     Bound,
     Measures,
@@ -256,7 +256,7 @@ def _line(count: int, benchmark: Benchmark, summaries: Sequence[Summary]) -> Lin
         {name: s.tokens_per_s for name, s in shown.items()},
         {name: value for name, value in over.items() if value},
         overlap.acceptance.tokens_per_verification if overlap.acceptance else None,
-        *_by_curves(benchmark, overlap.setting),
+        *_by_curves(_curves_of(benchmark), runs[overlap.setting]),
         overlap.measures,
         overlap.bound,
         f"{sum(a.same for a in compared)} of {sum(a.compared for a in compared)}",
@@ -264,10 +264,10 @@ def _line(count: int, benchmark: Benchmark, summaries: Sequence[Summary]) -> Lin
     )
 
 
-def _by_curves(benchmark: Benchmark, setting: Setting) -> tuple[float, float]:
-    """V and t of a step of an overlapped setting."""
-    cost = _curves_of(benchmark)
-    requests = [r for run in by_setting(benchmark)[setting] for r in run.requests]
+def _by_curves(cost: CostModel, runs: Sequence[Run]) -> tuple[float, float]:
+    """V and t of a step of an overlapped setting, of which these are the runs."""
+    setting = runs[0].setting
+    requests = [r for run in runs for r in run.requests]
     halfway = sum(r.prompt_tokens + r.tokens / 2 for r in requests) / len(requests)
     half = setting.load.concurrency / 2
     of_pass = (setting.system.num_drafts, half, half * halfway)

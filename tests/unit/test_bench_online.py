@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from servers import free_port
 from vllm_sources import sources
 
-from minedraft.bench import online
+from minedraft.bench import counts, online
 from minedraft.bench.driver import arrivals
 from minedraft.bench.records import Engine, Load, Request
 from minedraft.bench.workloads import Conversation
@@ -391,7 +391,7 @@ class Page:
     def _counter(self, name: str) -> Any:
         if name == online.ITERATIONS:
             return Histogram(name.removesuffix("_count"), ".", LABELS, registry=self._registry)
-        more = {online.STEPS: ["mode"], online.BY_POSITION: ["position"]}.get(name, [])
+        more = {online.STEPS: ["mode"], counts.BY_POSITION: ["position"]}.get(name, [])
         return Counter(name, ".", [*LABELS, *more], registry=self._registry)
 
     def add(self, name: str, *values: float, label: str = "") -> None:
@@ -404,12 +404,12 @@ class Page:
             else:
                 found.inc(value)
 
-    def read(self) -> online.Measurements:
-        async def read() -> online.Measurements:
+    def read(self) -> counts.Counts:
+        async def read() -> counts.Counts:
             async with listening(Fake(full, page=generate_latest(self._registry))) as url:
                 return await online.measurements(url)
 
-        found: online.Measurements = ended(read())
+        found: counts.Counts = ended(read())
         return found
 
 
@@ -420,17 +420,17 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_counted_between_two_readings_over_all_engines() -> None:
     page = Page(*online.NAMES)
-    for name in online.NAMES - {online.STEPS, online.BY_POSITION}:
+    for name in online.NAMES - {online.STEPS, counts.BY_POSITION}:
         page.add(name, 100, 50)
     page.add(online.STEPS, 5, label="overlap")
-    page.add(online.BY_POSITION, 9, label="0")
+    page.add(counts.BY_POSITION, 9, label="0")
     before = page.read()
     page.add(online.ITERATIONS, 7, 7)
-    page.add(online.DRAFTS, 20, 10)
-    page.add(online.DRAFTED, 60, 40)
-    page.add(online.ACCEPTED, 30, 15)
+    page.add(counts.DRAFTS, 20, 10)
+    page.add(counts.DRAFTED, 60, 40)
+    page.add(counts.ACCEPTED, 30, 15)
     for position in range(11):
-        page.add(online.BY_POSITION, 11 - position, 1, label=str(position))
+        page.add(counts.BY_POSITION, 11 - position, 1, label=str(position))
     page.add(online.STEPS, 6, 4, label="overlap")
     page.add(online.STEPS, 5, label="off")
     page.add(online.DECODE_STEPS, 5, 3)
@@ -460,10 +460,10 @@ def test_vllm_without_drafts_has_steps_and_nothing_else() -> None:
     assert online.engine_between({}, {}, 1.0) == Engine()
 
 
-@pytest.mark.parametrize("after", [{}, {(online.DRAFTS, ""): 1.0}])
-def test_a_server_that_was_started_anew_is_noticed(after: online.Measurements) -> None:
+@pytest.mark.parametrize("after", [{}, {(counts.DRAFTS, ""): 1.0}])
+def test_a_server_that_was_started_anew_is_noticed(after: counts.Counts) -> None:
     with pytest.raises(ConfigError, match="started anew"):
-        online.engine_between({(online.DRAFTS, ""): 2.0}, after, 1.0)
+        online.engine_between({(counts.DRAFTS, ""): 2.0}, after, 1.0)
 
 
 def test_a_page_of_another_kind() -> None:

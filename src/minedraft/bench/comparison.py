@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from minedraft.bench.markdown import cell, flat, grid, number, spread
 from minedraft.bench.records import Benchmark, Setting
+from minedraft.bench.report import WHAT
 from minedraft.bench.summary import Spread, Summary, summarize
 
 SAME_PROVENANCE = "Nothing that was recorded."
@@ -65,8 +66,7 @@ def _both(first: Mapping[Setting, Summary], second: Mapping[Setting, Summary]) -
                 ]
             )
     numbers = ("A tokens/s", "B tokens/s", "B over A", "A end-to-end s p50", "B end-to-end s p50")
-    columns = ("load", "system", "devices", *numbers, "noisy")
-    return grid(columns, rows) if rows else "None."
+    return grid((*WHAT, *numbers, "noisy"), rows) if rows else "None."
 
 
 def _alone(
@@ -79,7 +79,7 @@ def _alone(
     ]
     if rows:
         yield f"## Settings in {name} only"
-        yield grid(("load", "system", "devices", "tokens/s"), rows)
+        yield grid((*WHAT, "tokens/s"), rows)
 
 
 def _what(setting: Setting) -> list[str]:

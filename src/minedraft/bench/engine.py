@@ -18,11 +18,12 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from minedraft import lifeline
-from minedraft.bench import driver, records, timing
+from minedraft.bench import counts, driver, records, timing
 from minedraft.bench.messages import READY, Result, Task
 from minedraft.bench.replay import Recorded, Recorder, Replay
 from minedraft.bench.systems import EngineJob
 from minedraft.llm import LLM
+from minedraft.offline import PromptLine, engine_prompt
 
 DEFAULT_OUTPUT_TOKENS = 256
 
@@ -43,9 +44,8 @@ class Server:
             text = "\n".join(message["content"] for message in messages)
             tokens = self._tokenizer.encode(text)
         else:
-            tokens = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_dict=False
-            )
+            line = PromptLine(messages=list(messages))
+            tokens = engine_prompt(line, self._tokenizer)["prompt_token_ids"]
         params = SamplingParams(
             temperature=self._temperature,
             max_tokens=output_tokens or DEFAULT_OUTPUT_TOKENS,
@@ -85,13 +85,13 @@ class Bench:
         """Runs a task."""
         if self._scheduler is not None:
             self._choose(task)
-        before, report = self._measured(), self._report()
+        before, report = counts.read(REGISTRY.collect()), self._report()
         self._llm.collective_rpc(timing.take)
         server = Server(self._llm, task.temperature)
         seconds, requests = driver.run(server, task.conversations, task.load, seed=task.seed)
         times = self._llm.collective_rpc(timing.take)
-        after = self._measured()
-        engine = _engine(times[0], seconds, {n: after[n] - before.get(n, 0.0) for n in after})
+        grown = counts.grown(before, counts.read(REGISTRY.collect()))
+        engine = _engine(times[0], seconds, grown)
         if self._scheduler is not None:
             self._ours(task, engine, report, seconds)
         engine.peak_bytes = _peak_bytes()
@@ -134,26 +134,8 @@ class Bench:
         engine.drafter_idle = max(0.0, 1 - busy / seconds)
         engine.hidden = max(0.0, 1 - waited / busy) if busy else None
 
-    # --- all ----------------------------------------------------------------------------------
 
-    def _measured(self) -> dict[str, float]:
-        """vLLM's own counts of speculative decoding, by name and position."""
-        return {
-            f"{sample.name} {sample.labels.get('position', '')}".strip(): sample.value
-            for metric in REGISTRY.collect()
-            if metric.name.startswith("vllm:spec_decode_")
-            for sample in metric.samples
-            if sample.name.endswith("_total")
-        }
-
-
-def _engine(times: timing.Times, seconds: float, counts: dict[str, float]) -> records.Engine:
-    def count(name: str) -> int | None:
-        value = counts.get(f"vllm:spec_decode_num_{name}_total")
-        return None if value is None else int(value)
-
-    prefix = "vllm:spec_decode_num_accepted_tokens_per_pos_total "
-    positions = {int(name.removeprefix(prefix)): n for name, n in counts.items() if prefix in name}
+def _engine(times: timing.Times, seconds: float, grown: counts.Counts) -> records.Engine:
     decode = times.decode_steps
     return records.Engine(
         steps=times.steps,
@@ -161,11 +143,8 @@ def _engine(times: timing.Times, seconds: float, counts: dict[str, float]) -> re
         verify_s=times.decode_model_s / decode if decode else None,
         draft_s=times.decode_draft_s / decode if times.draft_s and decode else None,
         target_idle=max(0.0, 1 - times.model_s / seconds),
-        verifications=count("drafts"),
-        drafted=count("draft_tokens"),
-        accepted=count("accepted_tokens"),
         passes=times.passes,
-        accepted_by_position=[int(positions[position]) for position in sorted(positions)],
+        **counts.drafting(grown),
     )
 
 

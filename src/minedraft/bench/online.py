@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from minedraft.bench import counts
 from minedraft.bench.driver import arrivals
 from minedraft.bench.records import Engine, Load, Request
 from minedraft.bench.workloads import Conversation
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 SETTLED_S = 4 * TICK_S
 """After so long what was done shows on the page of metrics."""
 NOT_SENT = "not sent: the turn before failed"
-DRAFTS = "vllm:spec_decode_num_drafts_total"
-DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 ITERATIONS = "vllm:iteration_tokens_total_count"
 """Steps with output, by any engine of vLLM."""
 STEPS = "minedraft:steps_total"
@@ -37,16 +34,7 @@ DECODE_STEPS = "minedraft:decode_steps_total"
 DECODE_S = "minedraft:decode_seconds_total"
 BUSY_S = "minedraft:drafter_busy_seconds_total"
 WAITED_S = "minedraft:waited_seconds_total"
-NAMES = frozenset(
-    {DRAFTS, DRAFTED, ACCEPTED, BY_POSITION, ITERATIONS}
-    | {STEPS, DECODE_STEPS, DECODE_S, BUSY_S, WAITED_S}
-)
-
-Measurements = dict[tuple[str, str], float]
-"""Counters since the server's start, summed over its engines.
-
-By name, and by mode or position of a draft token where a counter has these, else by "".
-"""
+NAMES = counts.DRAFTING | {ITERATIONS, STEPS, DECODE_STEPS, DECODE_S, BUSY_S, WAITED_S}
 
 
 async def run(
@@ -85,59 +73,41 @@ async def run(
     return max(ends_s, default=ended_s), requests
 
 
-async def measurements(base_url: str) -> Measurements:
+async def measurements(base_url: str) -> counts.Counts:
     """What the server's engines have counted so far, a second later. Raises ConfigError."""
     await asyncio.sleep(SETTLED_S)
     async with _connected(base_url, None) as server:
         page = await server.page("/metrics")
-    found: Measurements = {}
     try:
-        for family in text_string_to_metric_families(page.decode()):
-            for sample in family.samples:
-                if sample.name in NAMES:
-                    labels = sample.labels
-                    key = sample.name, labels.get("mode") or labels.get("position") or ""
-                    found[key] = found.get(key, 0.0) + sample.value
+        return counts.read(text_string_to_metric_families(page.decode()), NAMES)
     except ValueError as error:
         raise ConfigError(f"{base_url}: /metrics is no page of Prometheus: {error}") from error
-    return found
 
 
-def engine_between(before: Measurements, after: Measurements, seconds: float) -> Engine:
+def engine_between(before: counts.Counts, after: counts.Counts, seconds: float) -> Engine:
     """What the engines counted in a run of so many seconds, all requests of other clients too.
 
     t is the drafter's time by steps in a mode that drafts. Raises ConfigError if the server was
     started anew meanwhile.
     """
-    grown = {key: value - before.get(key, 0.0) for key, value in after.items()}
+    grown = counts.grown(before, after)
     if before.keys() - after.keys() or any(value < 0 for value in grown.values()):
         raise ConfigError("the server was started anew during the run; run it again")
 
     def spent(name: str) -> float | None:
         return grown.get((name, ""))
 
-    def count(name: str) -> int | None:
-        return None if (value := spent(name)) is None else round(value)
-
-    modes = {mode: round(value) for mode, value in _labelled(grown, STEPS).items() if value}
+    modes = {mode: round(value) for mode, value in counts.labelled(grown, STEPS).items() if value}
     busy_s, waited_s = spent(BUSY_S), spent(WAITED_S)
-    positions = _labelled(grown, BY_POSITION)
     return Engine(
-        steps=sum(modes.values()) if busy_s is not None else count(ITERATIONS),
+        steps=sum(modes.values()) if busy_s is not None else counts.count(grown, ITERATIONS),
         verify_s=_ratio(spent(DECODE_S), spent(DECODE_STEPS)),
         draft_s=_ratio(busy_s, sum(modes.values()) - modes.get("off", 0)),
         drafter_idle=_rest(_ratio(busy_s, seconds)),
         hidden=_rest(_ratio(waited_s, busy_s)),
-        verifications=count(DRAFTS),
-        drafted=count(DRAFTED),
-        accepted=count(ACCEPTED),
-        accepted_by_position=[round(positions[key]) for key in sorted(positions, key=int)],
         choices=modes,
+        **counts.drafting(grown),
     )
-
-
-def _labelled(grown: Mapping[tuple[str, str], float], name: str) -> dict[str, float]:
-    return {label: value for (found, label), value in grown.items() if found == name}
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

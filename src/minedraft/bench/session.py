@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from minedraft.bench import online, plots, records, report, timeline
@@ -46,6 +47,7 @@ class Session:
         self.console = Console()
         self.benchmark = Benchmark(records.VERSION, title, provenance(), devices, [])
         self._doing = ""
+        self._table: Table | str = ""
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def offline(self, plan: Plan) -> None:
@@ -104,15 +106,12 @@ class Session:
         self._show()
 
     def _show(self) -> None:
-        lines = [Text(self._doing, style="bold")]
-        if self.benchmark.runs:
-            self._live.update(Group(*lines, report.table(self.benchmark)))
-        else:
-            self._live.update(Group(*lines))
+        self._live.update(Group(Text(self._doing, style="bold"), self._table))
 
     def _take(self, run: Run) -> None:
         self.benchmark.runs.append(run)
         self.benchmark.write(self.folder / RESULT)  # a benchmark that is broken off is kept
+        self._table = report.table(self.benchmark)
         self._show()
 
     # --- the files ----------------------------------------------------------------------------
@@ -135,7 +134,7 @@ class Session:
 
     def _finish(self, timeline: Sequence[Path]) -> None:
         write_report(self.benchmark, self.folder, timeline)
-        self.console.print(report.table(self.benchmark))
+        self.console.print(self._table)
         self.console.print(f"{self.folder / REPORT} has the report, {RESULT} beside it all runs.")
 
 

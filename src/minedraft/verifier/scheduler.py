@@ -254,10 +254,10 @@ class MineDraftScheduler(AsyncScheduler):  # type: ignore[misc]
         step, bell = self._steps.oldest(), self._bell
         before, began = self._client.waited_s, time.monotonic()
         could_join = bool(self.waiting) and len(self.running) < self.max_num_running_reqs
-        if not step and could_join:
-            slice_s = JOIN_SLICE_S
+        if could_join:
+            slice_s = WAIT_SLICE_S if step else JOIN_SLICE_S
         else:
-            slice_s = BUSY_SLICE_S if step and bell and not could_join else WAIT_SLICE_S
+            slice_s = BUSY_SLICE_S if step and bell else WAIT_SLICE_S
         turn = take_turn(
             self._turns,
             self._client,
