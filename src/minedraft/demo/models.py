@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from minedraft.demo.cache import cache_root, make_once
+from minedraft.cache import cache_root, make_once
 
 Progress = Callable[[str], None]
 FloatArray = npt.NDArray[np.float32]

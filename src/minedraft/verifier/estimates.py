@@ -96,14 +96,15 @@ class Acceptance:
         self._share: list[float] = []
         self._seen: list[int] = []
 
-    def add(self, num_drafts: int, accepted: int) -> None:
-        """So many of a draft's tokens were accepted: O(accepted)."""
+    def add(self, num_drafts: int, accepted: int, times: int = 1) -> None:
+        """So many of a draft's tokens were accepted, and of others as many: O(accepted)."""
         for position in range(min(accepted + 1, num_drafts)):
             if position == len(self._share):
                 self._share.append(self._share[-1] if self._share else PRIOR_ACCEPTANCE)
                 self._seen.append(0)
-            self._seen[position] += 1
-            weight = max(ACCEPTANCE_SMOOTHING, 1 / (self._seen[position] + 1))
+            self._seen[position] += times
+            smoothing = 1 - (1 - ACCEPTANCE_SMOOTHING) ** times
+            weight = max(smoothing, times / (self._seen[position] + 1))
             self._share[position] += weight * ((position < accepted) - self._share[position])
 
     def tokens(self, num_drafts: float) -> float:

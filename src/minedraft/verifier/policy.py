@@ -107,9 +107,9 @@ class Policy:
 
     # --- what was measured --------------------------------------------------------------------
 
-    def verified(self, num_drafts: int, accepted: int) -> None:
-        """So many draft tokens of a request were verified, and so many of these accepted."""
-        self._acceptance.add(num_drafts, accepted)
+    def verified(self, num_drafts: int, accepted: int, requests: int = 1) -> None:
+        """So many draft tokens of each request were verified, and so many of these accepted."""
+        self._acceptance.add(num_drafts, accepted, requests)
 
     def drafted(self, sessions: int, num_drafts: int, seconds: float) -> None:
         """The drafter made so many tokens for each of these sessions."""

@@ -3,7 +3,7 @@
 Plain Python, no vLLM. Times are in seconds, of time.monotonic.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,10 +92,12 @@ class Steps:
     ) -> None:
         """Books a step: tokens emitted by each request, and those that are decoding now."""
         outcome = Outcome()
-        for request, num_drafts in step.drafts.items():
-            accepted = outcome.verified(num_drafts, emitted[request])
-            if num_drafts:
-                self._modes.policy.verified(num_drafts, accepted)
+        alike = Counter(
+            (num_drafts, outcome.verified(num_drafts, emitted[request]))
+            for request, num_drafts in step.drafts.items()
+        )
+        for (num_drafts, accepted), requests in alike.items():
+            self._modes.policy.verified(num_drafts, accepted, requests)
         # The target began when it had ended the step before.
         began, self._result_at = max(step.scheduled_at, self._result_at), result_at
         self._stats.step(outcome, step.choice.mode, step.choice.num_drafts, step.is_ahead)

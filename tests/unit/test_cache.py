@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minedraft.demo.cache import cache_root, make_once
+from minedraft.cache import cache_root, make_once
 
 
 def _build_slowly(folder: Path) -> None:
