@@ -235,14 +235,18 @@ class Link:
 
     def receive(self) -> bytes | None:
         """The next frame, None if there is none; never waits. Of several parts the last counts."""
-        try:
-            return self._socket.recv_multipart(zmq.DONTWAIT)[-1]
-        except zmq.Again:
+        if not self._events() & zmq.POLLIN:
             return None
+        return self._socket.recv_multipart(zmq.DONTWAIT)[-1]
 
     def is_up(self) -> bool:
         """Whether there is a connection that takes a frame; never waits."""
-        return bool(self._socket.poll(0, zmq.POLLOUT))
+        return bool(self._events() & zmq.POLLOUT)
+
+    def _events(self) -> int:
+        """What could be done now. Asked in every step: a poll, or an error, would take longer."""
+        events: int = self._socket.getsockopt(zmq.EVENTS)
+        return events
 
     def wake_on(self, bell: _Bell) -> None:
         """Also this ends a wait."""

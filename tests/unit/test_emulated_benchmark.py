@@ -23,9 +23,7 @@ def script() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "emulated.py")))
 
 
-def whole(
-    script: SimpleNamespace, *, repetitions: int = 2, name: str = "a pair"
-) -> Benchmark:
+def whole(script: SimpleNamespace, *, repetitions: int = 2, name: str = "a pair") -> Benchmark:
     """At 8 and 16 requests; with 16 all are 1.5 times as fast, in the second repetition half."""
     runs = []
     for repetition in range(repetitions):

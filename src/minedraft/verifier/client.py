@@ -152,7 +152,7 @@ class DrafterClient:
             return
         if session.number not in self._by_number:
             self._retry(session)
-        elif not self._is_overtaken(session):
+        elif not (session.pending and self._is_overtaken(session)):
             self._tell(session)
 
     def rest(self, resting: bool) -> None:
@@ -333,32 +333,30 @@ class DrafterClient:
             session.told = len(tokens)
 
     def _is_overtaken(self, session: Session) -> bool:
-        """Whether the target has gone on without drafts that are still being made.
+        """Whether the target has gone on without the drafts of a session that are being made.
 
         A new wish would take the place of that one. From a drafter that needs longer than a step
         of the target no draft would ever come: it is left to finish, and told all the rest then.
         """
         return (
-            session.pending
-            and not session.waited_for
+            not session.waited_for
             and session.length - session.told < MOST_UNTOLD
             and self._clock() - session.asked_at < self._config.max_wait_s
         )
 
     def _tell(self, session: Session) -> None:
         """Says what was verified since the last time, and what is wanted after it."""
-        unsent = self._extend.get(session.number)  # one message says both
+        number, length, num_drafts = session.number, session.length, session.num_drafts
+        unsent = self._extend.get(number)  # one message says both
         base = session.told if unsent is None else unsent.base_len
-        tokens = list(self._tokens_of(session.request)[base : session.length])
-        self._extend[session.number] = protocol.Extend(
-            session.number, base, tokens, session.num_drafts
-        )
-        session.told = session.length
-        session.pending = session.num_drafts > 0
-        if session.pending:
-            session.asked_at, session.asked_length = self._clock(), session.length
-            session.wait_until = session.asked_at + self.deadline_s()
-            self.counters.requested += session.num_drafts
+        tokens = self._tokens_of(session.request)[base:length]
+        self._extend[number] = protocol.Extend(number, base, list(tokens), num_drafts)
+        session.told = length
+        session.pending = num_drafts > 0
+        if num_drafts:
+            session.asked_at = now = self._clock()
+            session.asked_length, session.wait_until = length, now + self.deadline_s()
+            self.counters.requested += num_drafts
 
     def _forget(self, session: Session) -> None:
         """The drafter need not keep it."""
