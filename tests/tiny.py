@@ -56,11 +56,11 @@ def make_tokenizer(vocab_size: int = 64) -> PreTrainedTokenizerFast:
     return tokenizer.make_tokenizer(vocab_size, CHARACTERS)
 
 
-def _randomise(model: PreTrainedModel, generator: torch.Generator) -> None:
+def _randomise(model: PreTrainedModel, generator: torch.Generator, weight_std: float) -> None:
     for name, weight in model.named_parameters():
         if weight.dim() < 2:
             continue  # norms stay at one
-        std = _EMBEDDING_STD if "embed_tokens" in name else _WEIGHT_STD
+        std = _EMBEDDING_STD if "embed_tokens" in name else weight_std
         weight.normal_(0.0, std, generator=generator)
         if "lm_head" in name:
             weight[:3] = 0.0  # logit 0: the special tokens are never the greedy ones
@@ -84,6 +84,7 @@ def make_model(
     noise: float = 0.0,
     family: str = "llama",
     max_position_embeddings: int = 2048,
+    weight_std: float = _WEIGHT_STD,
     **config: Any,
 ) -> Path:
     """Write a float32 model with its tokenizer to ``directory`` and return that.
@@ -115,7 +116,7 @@ def make_model(
         model = model_class.from_pretrained(base, dtype=torch.float32)
     with torch.no_grad():
         if base is None:
-            _randomise(model, generator)
+            _randomise(model, generator, weight_std)
         else:
             _perturb(model, noise, generator)
     model.generation_config.eos_token_id = [2, ALSO_EOS]

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from minedraft import devices
-from minedraft.commands import bench, control, demo, doctor, drafter, generate, serve
+from minedraft.commands import bench, control, demo, distill, doctor, drafter, generate, serve
 from minedraft.config import ConfigError
 from minedraft.drafter.child import DrafterError
 
 PROGRAM = "minedraft"
-COMMANDS = (serve, generate, drafter, control, doctor, demo, bench)
+COMMANDS = (serve, generate, drafter, control, doctor, demo, bench, distill)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -245,8 +245,7 @@ class Link:
 
     def _events(self) -> int:
         """What could be done now. Asked in every step: a poll, or an error, would take longer."""
-        events: int = self._socket.getsockopt(zmq.EVENTS)
-        return events
+        return int(self._socket.getsockopt(zmq.EVENTS))
 
     def wake_on(self, bell: _Bell) -> None:
         """Also this ends a wait."""

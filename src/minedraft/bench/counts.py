@@ -50,6 +50,12 @@ def count(counts: Counts, name: str) -> int | None:
     return None if value is None else round(value)
 
 
+def draft_s(busy_s: float | None, steps_by_mode: Mapping[str, int]) -> float | None:
+    """t: so long our drafter computed, prefill included, for each step in a mode that drafts."""
+    steps = sum(steps_by_mode.values()) - steps_by_mode.get("off", 0)
+    return busy_s / steps if busy_s is not None and steps else None
+
+
 def drafting(counts: Counts) -> dict[str, Any]:
     """The fields of records.Engine that vLLM counts with any speculative decoding."""
     positions = labelled(counts, BY_POSITION)

@@ -130,7 +130,7 @@ class Bench:
             self._scheduler._operations.set_trace("")
         if task.system.free:
             return
-        engine.draft_s = busy / engine.steps if engine.steps else None
+        engine.draft_s = counts.draft_s(busy, engine.choices)
         engine.drafter_idle = max(0.0, 1 - busy / seconds)
         engine.hidden = max(0.0, 1 - waited / busy) if busy else None
 

@@ -87,8 +87,7 @@ async def measurements(base_url: str) -> counts.Counts:
 def engine_between(before: counts.Counts, after: counts.Counts, seconds: float) -> Engine:
     """What the engines counted in a run of so many seconds, all requests of other clients too.
 
-    t is the drafter's time by steps in a mode that drafts. Raises ConfigError if the server was
-    started anew meanwhile.
+    Raises ConfigError if the server was started anew meanwhile.
     """
     grown = counts.grown(before, after)
     if before.keys() - after.keys() or any(value < 0 for value in grown.values()):
@@ -102,7 +101,7 @@ def engine_between(before: counts.Counts, after: counts.Counts, seconds: float) 
     return Engine(
         steps=sum(modes.values()) if busy_s is not None else counts.count(grown, ITERATIONS),
         verify_s=_ratio(spent(DECODE_S), spent(DECODE_STEPS)),
-        draft_s=_ratio(busy_s, sum(modes.values()) - modes.get("off", 0)),
+        draft_s=counts.draft_s(busy_s, modes),
         drafter_idle=_rest(_ratio(busy_s, seconds)),
         hidden=_rest(_ratio(waited_s, busy_s)),
         choices=modes,

@@ -89,10 +89,10 @@ class EngineProcess:
 
     def _hear(self) -> bytes:
         assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._ended()
-        return line
+        for line in self._process.stdout:
+            if line.startswith((b"{", b'"')):  # others are vLLM's log, from before it was imported
+                return line
+        raise self._ended()
 
     def _ended(self) -> ConfigError:
         code = self._process.wait()

@@ -102,7 +102,8 @@ class Engine(msgspec.Struct):
     verify_s: float | None = None
     """V: mean model seconds of a step that only decodes."""
     draft_s: float | None = None
-    """t: mean seconds that the drafter computes for a step of the target."""
+    """t: mean seconds that the drafter computes for a step of the target. Of ours in steps of a
+    mode that drafts, its prefill included; of vLLM's own in steps that only decode."""
     target_idle: float | None = None
     """Share of the run in which the target computed nothing."""
     drafter_idle: float | None = None

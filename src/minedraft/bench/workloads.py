@@ -51,16 +51,20 @@ def load(
     No conversation comes twice, unless the workload has fewer than ``count``: then all of them
     come again in the same order, and prefix caching finds whole prompts. Raises ConfigError.
     """
+    drawn = list(islice(cycle(shuffled(name_or_path, seed=seed)), count))
+    if multi_turn:
+        return drawn
+    return [Conversation(c.turns[:1], c.output_tokens) for c in drawn]
+
+
+def shuffled(name_or_path: str, *, seed: int) -> list[Conversation]:
+    """All conversations once, in the order in which ``load`` draws them. Raises ConfigError."""
     conversations = _read(name_or_path)
     if not conversations:
         raise ConfigError(f"{name_or_path}: no conversations in it")
     # Of all that `random` offers, only this method draws the same in each version of Python.
     draw = random.Random(seed).random
-    order = sorted(conversations, key=lambda _: draw())
-    drawn = list(islice(cycle(order), count))
-    if multi_turn:
-        return drawn
-    return [Conversation(c.turns[:1], c.output_tokens) for c in drawn]
+    return sorted(conversations, key=lambda _: draw())
 
 
 def _read(name_or_path: str) -> list[Conversation]:

@@ -8,9 +8,7 @@ layers: nothing is trained and nothing is downloaded.
 import hashlib
 import importlib.util
 import json
-import re
-import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from minedraft.cache import cache_root, make_once
+from minedraft.distill.checkpoint import num_layers
+from minedraft.distill.slicing import keep_layers
 
 Progress = Callable[[str], None]
 FloatArray = npt.NDArray[np.float32]
@@ -48,7 +48,6 @@ _LAYER_PARTS = {
     "ffn_down": "mlp.down_proj",
 }
 _OTHER_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-_LAYER = re.compile(r"(model\.layers\.)(\d+)(\..+)")
 
 
 class DemoError(Exception):
@@ -71,57 +70,13 @@ def demo_pair(progress: Progress) -> tuple[Path, Path]:
     return pair / _TARGET, pair / _DRAFTER
 
 
-def drop_layers(model_dir: Path, out_dir: Path, layers: Collection[int]) -> None:
-    """Write to `out_dir` the model in `model_dir` without `layers`; the others close the gaps.
-
-    Works on any safetensors checkpoint that names its layers `model.layers.N.`, in its own dtype.
-    """
-    config = json.loads((model_dir / "config.json").read_text())
-    total = config["num_hidden_layers"]
-    kept = [layer for layer in range(total) if layer not in layers]
-    if len(kept) != total - len(set(layers)) or not kept:
-        raise ValueError(
-            f"cannot drop layers {sorted(layers)} of a model that has layers 0 to {total - 1}"
-        )
-    out_dir.mkdir(parents=True, exist_ok=True)
-    _copy_all_but_weights(model_dir, out_dir)
-    _write_json(out_dir / "config.json", _kept_config(config, kept))
-    _write_kept_weights(model_dir, out_dir, kept)
-
-
-def _kept_config(config: dict[str, Any], kept: list[int]) -> dict[str, Any]:
-    config = config | {"num_hidden_layers": len(kept)}
-    if layer_types := config.get("layer_types"):  # one entry for each layer
-        config["layer_types"] = [layer_types[layer] for layer in kept]
-    return config
-
-
-def _copy_all_but_weights(model_dir: Path, out_dir: Path) -> None:
-    for file in model_dir.iterdir():
-        is_weights = ".safetensors" in file.suffixes  # the files and their index
-        if file.is_file() and not is_weights:
-            shutil.copyfile(file, out_dir / file.name)
-
-
-def _write_kept_weights(model_dir: Path, out_dir: Path, kept: list[int]) -> None:
-    from safetensors.torch import load_file, save_file
-
-    renumbered = {old: new for new, old in enumerate(kept)}
-    weights = {}
-    for file in sorted(model_dir.glob("*.safetensors")):
-        for name, tensor in load_file(file).items():
-            if (layer := _LAYER.fullmatch(name)) is None:
-                weights[name] = tensor
-            elif int(layer[2]) in renumbered:
-                weights[f"{layer[1]}{renumbered[int(layer[2])]}{layer[3]}"] = tensor
-    save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
-
-
 def _build(source: Path, folder: Path, progress: Progress) -> None:
     progress(f"Unpacking {_TARGET}, once: this takes about 20 seconds")
     _unpack(source, folder / _TARGET)
     progress(f"Cutting a drafter out of it, without layers {', '.join(map(str, DROPPED_LAYERS))}")
-    drop_layers(folder / _TARGET, folder / _DRAFTER, DROPPED_LAYERS)
+    target = folder / _TARGET
+    kept = [layer for layer in range(num_layers(target)) if layer not in DROPPED_LAYERS]
+    keep_layers(target, folder / _DRAFTER, kept)
 
 
 def _unpack(source: Path, out_dir: Path) -> None:

@@ -226,8 +226,8 @@ CONFIGURATION: Contract = {
     "vllm.engine.arg_utils:EngineArgs": Class(
         attributes="additional_config async_scheduling data_parallel_size "
         "data_parallel_size_local dtype enable_prefix_caching enforce_eager "
-        "kv_cache_memory_bytes logprobs_mode max_model_len max_num_seqs scheduler_cls "
-        "speculative_config tensor_parallel_size trust_remote_code worker_cls",
+        "kv_cache_memory_bytes logprobs_mode max_logprobs max_model_len max_num_seqs scheduler_cls "
+        "seed speculative_config tensor_parallel_size trust_remote_code worker_cls",
         calls=("add_cli_args(parser)", "create_engine_config()", "create_model_config()"),
         new="(model)",
         is_dataclass=True,
@@ -271,19 +271,26 @@ REQUESTS: Contract = {
     "vllm.v1.engine.core_client:MPClient": Class(calls=("shutdown()",)),
     "vllm:SamplingParams": Class(
         attributes="extra_args min_tokens sampling_type structured_outputs",
-        new="(temperature=, logprobs=, max_tokens=, ignore_eos=, detokenize=, output_kind=)",
+        new="(temperature=, logprobs=, prompt_logprobs=, flat_logprobs=, max_tokens=, ignore_eos=, "
+        "detokenize=, output_kind=)",
     ),
-    "vllm.sampling_params:RequestOutputKind": Class("DELTA"),
+    "vllm.sampling_params:RequestOutputKind": Class("DELTA FINAL_ONLY"),
     "vllm.sampling_params:SamplingType": Class("RANDOM_SEED"),
     "vllm.sampling_params:StructuredOutputsParams": Class(new="(*)"),
     "vllm:TextPrompt": Class("prompt"),
     "vllm:TokensPrompt": Class("prompt_token_ids"),
-    "vllm:RequestOutput": Class("finished outputs prompt_token_ids request_id"),
+    "vllm:RequestOutput": Class("finished outputs prompt_logprobs prompt_token_ids request_id"),
     "vllm:CompletionOutput": Class("finish_reason logprobs stop_reason text token_ids"),
     "vllm.logprobs:Logprob": Class("logprob"),
+    "vllm.logprobs:FlatLogprobs": Class("logprobs start_indices token_ids"),
     "vllm.tokenizers:cached_tokenizer_from_config": Function("(model_config)"),
     "vllm.tokenizers:TokenizerLike": Class(
-        calls=("apply_chat_template(messages, add_generation_prompt=, return_dict=)", "get_vocab()")
+        attributes="eos_token_id",
+        calls=(
+            "apply_chat_template(messages, add_generation_prompt=, return_dict=)",
+            "encode(text, add_special_tokens=)",
+            "get_vocab()",
+        ),
     ),
 }
 
