@@ -104,7 +104,7 @@ def test_answers_that_were_written_are_not_asked_for_again(
     words = ("distill", target, "--prompts", prompts, "--out", out, *OPTIONS, "--no-run")
     broken_off(out, "answers", words, signal.SIGKILL)
     first = len(list(answers.read(out / "answers")))
-    assert 64 <= first < NUM_ANSWERS
+    assert 0 < first < NUM_ANSWERS
     assert run(*words, *RUN_FLAGS).returncode == 0
     keys = [(answer.question, answer.sample) for answer in answers.read(out / "answers")]
     assert len(keys) == len(set(keys)) == NUM_ANSWERS
