@@ -2,11 +2,12 @@
 
     python benchmarks/make_pairs.py
 
-None of them was measured. Those of models come from the shapes of the models and the data sheets of the
-devices by minedraft.costmodel.datasheet; each file says from what, and what was assumed. Targets
-are on as few H100 as hold their weights and the context of 128 requests; drafters on one GPU, in
-one pair on a small one. `25ms` is of no model: a target with passes of 25 ms whatever is in them
-and a drafter fast enough to hide behind it, for reading off what MineDraft's own work costs a step.
+None of them was measured. Those of models come from the shapes of the models and the data sheets of
+the devices by minedraft.costmodel.datasheet; each file says from what, and what was assumed.
+Targets are on as few H100 as hold their weights and the context of 128 requests; drafters on one
+GPU, in one pair on a small one. `25ms` is of no model: a target with passes of 25 ms whatever is in
+them and a drafter fast enough to hide behind it, for reading off what MineDraft's own work costs a
+step.
 """
 
 from pathlib import Path
