@@ -31,7 +31,7 @@ CHECKPOINTS = 8
 """So many times the trained weights' bytes: two checkpoints with the optimizer's two moments each,
 and the drafter."""
 SAY_S = 30.0
-"""Between two lines of progress where there is no terminal."""
+"""Between two lines of progress."""
 
 
 @dataclass(frozen=True)
