@@ -21,7 +21,9 @@ from minedraft.distill.student import Student
 
 CHECKPOINT_S = 300.0
 LOOKS = 20
-"""Times that the held-out answers are looked at, the first included."""
+"""Times that held-out answers are looked at, the first included."""
+LOOK_TOKENS = 8192
+"""So many tokens of theirs, about: a look at all would take longer than what lies between two."""
 WARM_UP = 0.03
 """Share of the training in which the learning rate rises; then it falls to 0."""
 LARGEST_GRADIENT = 1.0
@@ -82,7 +84,7 @@ class Training:
         self._recipe = recipe
         self._most_s = 60 * minutes
         self._answers = answers
-        self._held_out = held_out
+        self._looked_at = _some(held_out, LOOK_TOKENS)
         self._folder = folder
         self._log = log
         self._weights = student.parameters()
@@ -177,13 +179,13 @@ class Training:
         return divergence(found, columns, batch.top_logprobs.to(found.device))
 
     def _look(self) -> None:
-        """At the held-out answers."""
+        """At held-out answers."""
         self._module.eval()
         total, alike, tokens = 0.0, 0, 0
-        order = batches.order(self._held_out, self._recipe.batch_tokens, random.Random(0))
+        order = batches.order(self._looked_at, self._recipe.batch_tokens, random.Random(0))
         with torch.no_grad():
             for indices in order:
-                batch = batches.make([self._held_out[i] for i in indices])
+                batch = batches.make([self._looked_at[i] for i in indices])
                 logits = self._logits(batch)
                 total += self._divergence(batch, logits).sum().item()
                 chosen = logits.argmax(dim=1).cpu()
@@ -194,6 +196,12 @@ class Training:
         look = Look(total / max(1, tokens), alike / max(1, tokens))
         self._log(event="look", share=round(self.share(), 4), tokens=self.state.tokens,
             seconds=round(self.state.seconds, 1), **asdict(look))  # fmt: skip
+
+
+def _some(answers: Sequence[Answer], most_tokens: int) -> list[Answer]:
+    """Every so many-th, so that they have about as many tokens."""
+    tokens = sum(len(answer.tokens) for answer in answers)
+    return list(answers[:: tokens // most_tokens + 1])
 
 
 def _rate(share: float) -> float:
