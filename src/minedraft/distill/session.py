@@ -194,7 +194,7 @@ class Session:
         trained = {
             "answers": len(learned),
             "distinct": sum(len(a.tokens) for a in learned),
-            "held_out": sum(question.held_out for question in listed),
+            "held_out": len({answer.question for answer in held_out}),
             "tokens": training.state.tokens,
             "seconds": training.state.seconds,
         }
