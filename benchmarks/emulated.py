@@ -149,12 +149,11 @@ def conversations(count: int, output_tokens: int, seed: int) -> list[Conversatio
 def _run_pair(name: str, options: argparse.Namespace) -> Benchmark:
     cost = CostModel.load(HERE / "pairs" / f"{name}.json")
     num_drafts = check_num_speculative_tokens(options.num_speculative_tokens)
-    rounds = QUICK_ROUNDS if options.quick or name == ADDED_ONLY else ROUNDS
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    swept, repetitions = loads(options.concurrency), options.repetitions
     if name == ADDED_ONLY:
+        rounds, repetitions = QUICK_ROUNDS, TIMES_AS_OFTEN * repetitions
         swept = [Load(concurrency=max(options.concurrency))]
-        repetitions = TIMES_AS_OFTEN * options.repetitions
-    else:
-        swept, repetitions = loads(options.concurrency), options.repetitions
     most = max(load.concurrency for load in swept)
     benchmark = Benchmark(
         records.VERSION,

@@ -19,6 +19,11 @@ ENV_FOLDER = "MINEDRAFT_PARENT_FOLDER"
 POLL_S = 0.5
 
 
+def last_words(said: str, code: int) -> str:
+    """The last line of what an ended process said, or the code with which it ended."""
+    return (said.strip().splitlines() or [f"exit code {code}"])[-1].strip()
+
+
 def family(folder: Path) -> dict[str, str]:
     """The variables for all processes that are to end with this one, whose folder that is."""
     # Else setproctitle, with which vLLM names its processes, writes over what is looked for.

@@ -237,7 +237,10 @@ class Link:
         """The next frame, None if there is none; never waits. Of several parts the last counts."""
         if not self._events() & zmq.POLLIN:
             return None
-        return self._socket.recv_multipart(zmq.DONTWAIT)[-1]
+        try:
+            return self._socket.recv_multipart(zmq.DONTWAIT)[-1]
+        except zmq.Again:  # gone since it was announced
+            return None
 
     def is_up(self) -> bool:
         """Whether there is a connection that takes a frame; never waits."""

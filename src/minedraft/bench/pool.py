@@ -97,8 +97,7 @@ class EngineProcess:
     def _ended(self) -> ConfigError:
         code = self._process.wait()
         self._errors.seek(0)
-        lines = [line for line in self._errors.read().splitlines() if line.strip()]
-        last = lines[-1].strip() if lines else f"exit code {code}"
+        last = lifeline.last_words(self._errors.read(), code)
         kind = self._job.options.get("speculative_config", {}).get("method", "plain")
         ours = "MineDraft" if self._job.options.get("mode") != "off" else f"vLLM, {kind}"
         return ConfigError(f"the engine of {ours} ended: {last}")

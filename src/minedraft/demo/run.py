@@ -175,9 +175,9 @@ def events(job: dict[str, Any], way: Way) -> Iterator[dict[str, Any]]:
                 yield event
                 if event["event"] == "done":
                     return
-        process.wait()
+        code = process.wait()
         errors.seek(0)
-        last = (errors.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        last = lifeline.last_words(errors.read(), code)
         raise ConfigError(f"the run {way.name!r} failed: {last}")
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,14 +34,6 @@ MOST_OPEN = 512
 """Requests that the engine has at a time; it decides how many of them run."""
 
 
-class _Open(NamedTuple):
-    """A request that is under way."""
-
-    prompt: list[int]
-    answer: list[int]
-    """If there is one already."""
-
-
 class Answering:
     """The engine, and what it has answered so far."""
 
@@ -54,7 +46,7 @@ class Answering:
         self._engine = llm.llm_engine
         self._tokenizer = llm.get_tokenizer()
         self._max_model_len = llm.llm_engine.model_config.max_model_len
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, Text] = {}
         self._ready: list[Answer] = []
         self._progress = Progress(0, 0, 0)
 
@@ -115,11 +107,11 @@ class Answering:
                 **common,
             )
         name = f"{text.question} {text.sample}"
-        self._open[name] = _Open(text.prompt, text.answer)
+        self._open[name] = text
         self._engine.add_request(name, {"prompt_token_ids": text.prompt + text.answer}, params)
         return True
 
-    def _tokens(self, question: Question) -> _Open | None:
+    def _tokens(self, question: Question) -> tuple[list[int], list[int]] | None:
         """Of the prompt, and of the answer if there is one; None if its tokens cannot be told."""
         messages = msgspec.to_builtins(question.messages)
         if self._tokenizer.chat_template is None:
@@ -129,7 +121,7 @@ class Answering:
             apply = self._tokenizer.apply_chat_template
             prompt = apply(messages, add_generation_prompt=True, return_dict=False)
             if question.answer is None:
-                return _Open(prompt, [])
+                return prompt, []
             said = {"role": "assistant", "content": question.answer}
             whole = apply([*messages, said], add_generation_prompt=False, return_dict=False)
             if whole[: len(prompt)] != prompt:
@@ -139,13 +131,12 @@ class Answering:
                 answer = answer[: answer.index(end) + 1]  # after that the template goes on
         if question.answer is not None and not answer:
             return None
-        return _Open(prompt, answer[: self._job.answer_tokens])
+        return prompt, answer[: self._job.answer_tokens]
 
     def _take(self, output: Any) -> None:
-        number, sample = map(int, output.request_id.split())
-        request = self._open.pop(output.request_id)
-        if request.answer:
-            tokens, found, first = request.answer, output.prompt_logprobs, len(request.prompt)
+        text = self._open.pop(output.request_id)
+        if text.answer:
+            tokens, found, first = text.answer, output.prompt_logprobs, len(text.prompt)
         else:
             tokens, found, first = output.outputs[0].token_ids, output.outputs[0].logprobs, 0
         # A position has the token that came, then the most likely ones.
@@ -153,9 +144,9 @@ class Answering:
         places = begins[:, None] + np.arange(self._job.top)
         self._ready.append(
             Answer(
-                number,
-                sample,
-                np.array(request.prompt, np.int32),
+                text.question,
+                text.sample,
+                np.array(text.prompt, np.int32),
                 np.array(tokens, np.int32),
                 np.array(found.token_ids, np.int32)[places],
                 np.array(found.logprobs, np.float32)[places],

@@ -21,7 +21,6 @@ def ask(job: Job) -> Iterator[Progress]:
     environment = {
         **os.environ,
         **devices.cpu_environment(cores),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         lifeline.ENV_PARENT: str(os.getpid()),
     }
@@ -50,7 +49,7 @@ def ask(job: Job) -> Iterator[Progress]:
                     return
             code = process.wait()
             errors.seek(0)
-            last = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
+            last = lifeline.last_words(errors.read(), code)
             raise ConfigError(f"{job.model}: the engine ended: {last}")
         finally:
             process.kill()

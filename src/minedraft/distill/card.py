@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from minedraft.bench.markdown import grid, number, share
 from minedraft.bench.plots import save
-from minedraft.distill.acceptance import MOST_DRAFTS
 from minedraft.distill.evaluation import Evaluation, Line, OnText, best, lines
 from minedraft.distill.recipe import Recipe
 
@@ -14,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MS = 1e3
+SHOWN_DRAFTS = 4
+"""K of the one number in words."""
 
 
 def table(found: Evaluation) -> str:
@@ -63,11 +64,10 @@ def summary(found: Evaluation) -> str:
 
 
 def _of_text(found: OnText, what: str) -> str:
-    at = min(4, MOST_DRAFTS)
     return (
         f"{share(found.agreement)} of the tokens of {found.answers} {what} are the drafter's first "
-        f"choice, {number(found.tokens_per_verification[at - 1])} tokens per verification at "
-        f"K = {at}"
+        f"choice, {number(found.tokens_per_verification[SHOWN_DRAFTS - 1])} tokens per "
+        f"verification at K = {SHOWN_DRAFTS}"
     )
 
 

@@ -57,10 +57,8 @@ def copy_answers(source: RunFolder, folder: RunFolder, recipe: Recipe) -> None:
         return
     if not (source.answers / STAMP).exists():
         raise ConfigError(f"{source.path}: no run that has all its answers")
-    others = Recipe.read(source.recipe)
-    if differences := [name for name in others.differences(recipe) if name in OF_ANSWERS]:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in differences)
-        raise ConfigError(f"{source.path}: its answers are others, by {names}")
+    if differences := Recipe.read(source.recipe).differences(recipe, OF_ANSWERS):
+        raise ConfigError(f"{source.path}: its answers are others, by {differences}")
     # The stamp last: without it the run is not done with its answers.
     for file in sorted(source.answers.iterdir(), key=lambda file: file.name == STAMP):
         shutil.copyfile(file, folder.answers / file.name)

@@ -1,5 +1,6 @@
 """What a drafter is made of and how, and the folder in which that happens."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -62,11 +63,10 @@ class Recipe(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
         """Writes what ``read`` reads."""
         file.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
-    def differences(self, other: "Recipe") -> list[str]:
-        """Names of the settings that are not the same."""
-        return [
-            name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)
-        ]
+    def differences(self, other: "Recipe", among: Sequence[str] = ()) -> str:
+        """Flags of the settings that are not the same, of all or of those named; "" if all are."""
+        names = among or self.__struct_fields__
+        return ", ".join(_flag(n) for n in names if getattr(self, n) != getattr(other, n))
 
     def check(self) -> None:
         """Raises ConfigError if it cannot be followed."""
@@ -87,7 +87,7 @@ class Recipe(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
         }
         for name, value in least.items():
             if getattr(self, name) < value:
-                raise ConfigError(f"--{name.replace('_', '-')}: give {value} or more")
+                raise ConfigError(f"{_flag(name)}: give {value} or more")
         if not 0 < self.learning_rate < 1:
             raise ConfigError("--learning-rate: give a number between 0 and 1")
         if self.lora_rank and not self.student:
@@ -96,6 +96,10 @@ class Recipe(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
             )
         if self.lora_rank and self.train_embeddings:
             raise ConfigError("give one of --lora-rank and --train-embeddings")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 class RunFolder:
@@ -130,10 +134,9 @@ class RunFolder:
 
     def _continue(self, recipe: Recipe) -> None:
         if differences := Recipe.read(self.recipe).differences(recipe):
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in differences)
             raise ConfigError(
-                f"{self.path}: a run with other settings ({names}); name a new folder, or give the "
-                "same to continue it"
+                f"{self.path}: a run with other settings ({differences}); name a new folder, or "
+                "give the same to continue it"
             )
 
     def note(self, **event: Any) -> None:

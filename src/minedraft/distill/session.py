@@ -104,7 +104,8 @@ class Session:
 
     def _answer(self, target: Path, listed: Sequence[Question]) -> None:
         recipe, folder, most = self._recipe, self._folder, self._limits.tokens
-        if self._is_answered(digest(listed)):
+        asked = digest(listed)
+        if self._is_answered(asked):
             return
         done, tokens = answers.done(folder.answers)
         wanted = [key for key in _wanted(recipe, listed) if key not in done]
@@ -137,7 +138,7 @@ class Session:
                     "all prompts are too long: see --max-prompt-tokens, and --answer-tokens, for "
                     "which --max-model-len has to leave room"
                 )
-        stamp = {"questions": digest(listed), "tokens": most}
+        stamp = {"questions": asked, "tokens": most}
         (folder.answers / checks.STAMP).write_bytes(msgspec.json.encode(stamp))
 
     def _is_answered(self, known: str) -> bool:
@@ -175,9 +176,7 @@ class Session:
                 "no answers to learn from, or none held out: prompts are longer than "
                 f"{recipe.max_prompt_tokens} tokens (--max-prompt-tokens), or --tokens is too small"
             )
-        tokens = None
-        if not recipe.train_embeddings:
-            tokens = answers.likely_tokens(learned, recipe.loss_vocabulary)
+        tokens = answers.likely_tokens(learned, recipe.loss_vocabulary)
         torch.manual_seed(recipe.seed)
         vocab_size = 1 + max(int(answer.top_ids.max()) for answer in known)
         pupil = Student(student, recipe, tokens, vocab_size)
@@ -187,8 +186,7 @@ class Session:
             self._log_training,
         )  # fmt: skip
         with _stoppable() as is_to_stop:
-            training.run(is_to_stop)
-            if is_to_stop():
+            if not training.run(is_to_stop):
                 self._say("stopped; the same command goes on from here")
                 raise KeyboardInterrupt
         trained = {
@@ -238,9 +236,15 @@ class Session:
         if folder.evaluation.exists():
             self._say(f"{folder.drafter} is finished")
             return
-        found = self._evaluation(folder.drafter, target, listed)
+        held_out = _held_out(answers.read(folder.answers), listed)
+        asked = [listed[answer.question] for answer in held_out if answer.sample == GREEDY]
+
+        def evaluated(drafter: Path) -> evaluation.Evaluation:
+            return self._evaluation(drafter, target, held_out, asked)
+
+        found = evaluated(folder.drafter)
         if self._recipe.quantise:
-            found.unquantised = self._evaluation(folder.unquantised, target, listed)
+            found.unquantised = evaluated(folder.unquantised)
         card.draw(found, folder.path / "evaluation")
         trained = msgspec.json.decode((folder.path / "trained.json").read_bytes())
         command = msgspec.json.decode(folder.provenance.read_bytes())["command"]
@@ -253,11 +257,10 @@ class Session:
             self._say(words)
 
     def _evaluation(
-        self, drafter: Path, target: Path, listed: Sequence[Question]
+        self, drafter: Path, target: Path, held_out: Sequence[Answer], asked: Sequence[Question]
     ) -> evaluation.Evaluation:
         """Of a drafter; what it judged is kept, for a run that is broken off now."""
         folder = self._folder
-        held_out = _held_out(answers.read(folder.answers), listed)
         judged = make_once(
             folder.path / f"judged-{drafter.name}",
             lambda new: self._judge(drafter, held_out, new),
@@ -265,7 +268,6 @@ class Session:
         greedy, sampled = evaluation.on_texts(judged)
         machine = None
         if self._pair is not None:
-            asked = [listed[answer.question] for answer in held_out if answer.sample == GREEDY]
             machine, benchmark = evaluation.run(
                 self._pair(target, drafter), _conversations(asked), self._concurrency,
                 self._recipe.seed, self._say,

@@ -44,8 +44,9 @@ class Student:
     ) -> None:
         """The model in ``folder``.
 
-        ``tokens``: those that the loss tells apart, ascending; None: all. ``vocab_size`` is the
-        target's, whose output layer may have more rows. Raises ConfigError.
+        ``tokens``: those that the loss tells apart, ascending; None, or where embeddings learn:
+        all. ``vocab_size`` is the target's, whose output layer may have more rows. Raises
+        ConfigError.
         """
         from transformers import AutoModelForCausalLM
 

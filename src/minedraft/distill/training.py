@@ -51,16 +51,6 @@ class State:
             setattr(self, name, value)
 
 
-@dataclass(frozen=True)
-class Look:
-    """What the held-out answers say."""
-
-    divergence: float
-    """Mean, in nats."""
-    agreement: float
-    """Share of tokens that the student finds most likely of those that the loss tells apart."""
-
-
 class Training:
     """Teaches a student; ``log`` gets what happens."""
 
@@ -100,16 +90,13 @@ class Training:
             self._accelerator.load_state(str(checkpoint))
 
     def run(self, is_to_stop: Callable[[], bool]) -> bool:
-        """Trains to the end; False if it was stopped before. Raises OSError."""
+        """Trains to the end; False if it is to stop now. Raises OSError."""
         self._begin_epoch()
         self._module.train()
         if not self.state.looks:
             self._look()
         saved = time.monotonic()
-        while self.share() < 1.0:
-            if is_to_stop():
-                self.save()
-                return False
+        while self.share() < 1.0 and not is_to_stop():
             self._step()
             if self.share() * (LOOKS - 1) >= self.state.looks:
                 self._look()
@@ -117,7 +104,7 @@ class Training:
                 self.save()
                 saved = time.monotonic()
         self.save()
-        return True
+        return not is_to_stop()
 
     def share(self) -> float:
         """Of the training that is behind us."""
@@ -148,7 +135,7 @@ class Training:
         rate = self._recipe.learning_rate * _rate(self.share())
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        loss = self._divergence(batch).mean()
+        loss = self._divergence(batch, self._logits(batch)).mean()
         self._accelerator.backward(loss)
         self._accelerator.clip_grad_norm_(self._weights, LARGEST_GRADIENT)
         self._optimizer.step()
@@ -173,13 +160,14 @@ class Training:
         ).logits
         return logits
 
-    def _divergence(self, batch: Batch, logits: torch.Tensor | None = None) -> torch.Tensor:
-        found = self._logits(batch) if logits is None else logits
-        columns = self._student.columns[batch.top_ids].to(found.device)
-        return divergence(found, columns, batch.top_logprobs.to(found.device))
+    def _divergence(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+        """float [n]."""
+        columns = self._student.columns[batch.top_ids].to(logits.device)
+        return divergence(logits, columns, batch.top_logprobs.to(logits.device))
 
     def _look(self) -> None:
-        """At held-out answers."""
+        """At held-out answers: their mean divergence in nats, and the share of their tokens that
+        the student finds most likely of those that the loss tells apart."""
         self._module.eval()
         total, alike, tokens = 0.0, 0, 0
         order = batches.order(self._looked_at, self._recipe.batch_tokens, random.Random(0))
@@ -193,9 +181,11 @@ class Training:
                 tokens += len(batch.labels)
         self._module.train()
         self.state.looks += 1
-        look = Look(total / max(1, tokens), alike / max(1, tokens))
-        self._log(event="look", share=round(self.share(), 4), tokens=self.state.tokens,
-            seconds=round(self.state.seconds, 1), **asdict(look))  # fmt: skip
+        self._log(
+            event="look", share=round(self.share(), 4), tokens=self.state.tokens,
+            seconds=round(self.state.seconds, 1), divergence=total / max(1, tokens),
+            agreement=alike / max(1, tokens),
+        )  # fmt: skip
 
 
 def _some(answers: Sequence[Answer], most_tokens: int) -> list[Answer]:
