@@ -1,5 +1,6 @@
 """What ``LLM`` and ``minedraft serve`` share: a drafter beside a target, and where both run."""
 
+import argparse
 import dataclasses
 import logging
 import math
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
@@ -43,12 +44,19 @@ class DrafterOptions:
     """
 
     draft_model: str | None
-    drafter: str | None
-    key_file: str | None
-    drafter_args: str
-    drafter_cores: str | None
-    target_cores: str | None
-    drafter_gpu: str | None
+    drafter: str | None = None
+    key_file: str | None = None
+    drafter_args: str = ""
+    drafter_cores: str | None = None
+    target_cores: str | None = None
+    drafter_gpu: str | None = None
+
+    @classmethod
+    def of(cls, flags: argparse.Namespace, **others: Any) -> Self:
+        """From a command's flags, and ``others`` instead of or beside these."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
+        return cls(**given | others)
 
     def __post_init__(self) -> None:
         if (self.draft_model is None) == (self.drafter is None):

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     ours = class_options(MineDraftConfig.parse(config), options.num_speculative_tokens)
     settings = beside.merged(serving.given, ours)
     settings["middleware"] = [*(settings.get("middleware") or []), MIDDLEWARE]
-    wish = _wish(options)
+    wish = beside.DrafterOptions.of(options)
     hello = _checked_target(options.target, settings)
     placement = beside.place(wish, settings)
     with _drafter(wish, placement, settings, hello, folder) as endpoint:
@@ -112,18 +112,6 @@ class _Serving:
             # would wait for them for ever.
             for child in multiprocessing.active_children():
                 child.kill()
-
-
-def _wish(options: argparse.Namespace) -> beside.DrafterOptions:
-    return beside.DrafterOptions(
-        draft_model=options.draft_model,
-        drafter=options.drafter,
-        key_file=options.key_file,
-        drafter_args=options.drafter_args,
-        drafter_cores=options.drafter_cores,
-        target_cores=options.target_cores,
-        drafter_gpu=options.drafter_gpu,
-    )
 
 
 def _checked_target(model: str, settings: dict[str, Any]) -> protocol.Hello:

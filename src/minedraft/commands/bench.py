@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from minedraft.commands.common import ENGINE_FLAGS, Commands
+from minedraft.commands.common import ENGINE_FLAGS, Commands, add_places
 from minedraft.config import ConfigError, check_num_speculative_tokens
 from minedraft.verifier import contract
 
@@ -78,11 +78,8 @@ def _add_systems(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_devices(parser: argparse.ArgumentParser) -> None:
+    add_places(parser)
     add = parser.add_argument
-    add("--target-cores", metavar="CPUS", help="CPU cores of the target, as in 0-3,8")
-    add("--drafter-cores", metavar="CPUS", help="CPU cores of the drafter")
-    add("--drafter-gpu", metavar="GPU", help="GPU of the drafter, from CUDA_VISIBLE_DEVICES")
-    add("--drafter-args", default="", metavar="'FLAGS'", help="vLLM engine flags of our drafter")
     add("--all-devices-args", default="", metavar="'FLAGS'",
         help="on GPUs: vLLM engine flags with which vLLM's own systems use the drafter's device "
         "too, such as a larger --tensor-parallel-size; without, they are run on the target's "
@@ -216,15 +213,7 @@ def _pair(options: argparse.Namespace) -> Any:
     if draft_model is None:
         raise ConfigError("give the drafter: --draft-model DRAFT")
     engine = parse_flags(flags, program="minedraft bench")
-    wish = beside.DrafterOptions(
-        draft_model=str(draft_model),
-        drafter=None,
-        key_file=None,
-        drafter_args=options.drafter_args,
-        drafter_cores=options.drafter_cores,
-        target_cores=options.target_cores,
-        drafter_gpu=options.drafter_gpu,
-    )
+    wish = beside.DrafterOptions.of(options, draft_model=str(draft_model))
     return Pair(
         target=str(target),
         draft_model=str(draft_model),

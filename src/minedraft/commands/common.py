@@ -19,6 +19,12 @@ def add_drafter(parser: argparse.ArgumentParser) -> None:
     add("--draft-model", metavar="DRAFT", help="the drafter, started on a device of its own")
     add("--drafter", metavar="ADDRESS", help="instead: a running `minedraft drafter`")
     add("--key-file", metavar="FILE", help="its key file, for a tcp:// address")
+    add_places(parser)
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Where target and drafter run, and the drafter's engine."""
+    add = parser.add_argument
     add("--target-cores", metavar="CPUS", help="CPU cores of the target, as in 0-3,8")
     add("--drafter-cores", metavar="CPUS", help="CPU cores of the drafter")
     add("--drafter-gpu", metavar="GPU", help="GPU of the drafter, from CUDA_VISIBLE_DEVICES")

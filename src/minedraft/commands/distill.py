@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from minedraft.commands.common import ENGINE_FLAGS, Commands
+from minedraft.commands.common import ENGINE_FLAGS, Commands, add_places
 from minedraft.config import ConfigError
 from minedraft.distill import checkpoint
 from minedraft.distill.recipe import Recipe, RunFolder
@@ -93,10 +93,7 @@ def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     add("--no-run", action="store_true", help="no run of target and drafter together in the end")
     add("--concurrency", type=int, default=4, metavar="N",
         help="requests at a time in that run (default: %(default)s)")  # fmt: skip
-    add("--target-cores", metavar="CPUS", help="CPU cores of the target in it, as in 0-3,8")
-    add("--drafter-cores", metavar="CPUS", help="CPU cores of the drafter")
-    add("--drafter-gpu", metavar="GPU", help="GPU of the drafter, from CUDA_VISIBLE_DEVICES")
-    add("--drafter-args", default="", metavar="'FLAGS'", help="vLLM engine flags of the drafter")
+    add_places(parser)
 
 
 def _distill(options: argparse.Namespace) -> int:
@@ -154,15 +151,7 @@ def _pair(
     from minedraft import beside
     from minedraft.bench.systems import Pair
 
-    wish = beside.DrafterOptions(
-        draft_model=str(options.out),
-        drafter=None,
-        key_file=None,
-        drafter_args=drafter_args,
-        drafter_cores=options.drafter_cores,
-        target_cores=options.target_cores,
-        drafter_gpu=options.drafter_gpu,
-    )
+    wish = beside.DrafterOptions.of(options, draft_model=str(options.out))
     placement = beside.place(wish, engine)
     return lambda target, drafter: Pair(
         str(target), str(drafter), placement, engine, drafter_args=drafter_args
