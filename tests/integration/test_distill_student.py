@@ -100,15 +100,16 @@ def test_layers_that_are_not_there(target: Path, tmp_path: Path, layers: tuple[i
     assert not (tmp_path / "slice").exists()
 
 
-def test_layers_are_spread_from_the_first_to_the_last() -> None:
+def test_so_many_layers_are_the_first_and_the_last() -> None:
+    assert checkpoint.outer_layers(30, 1) == (0,)
+    assert checkpoint.outer_layers(30, 5) == (0, 1, 2, 28, 29)
     for total in range(1, 40):
         for count in range(1, total + 1):
-            spread = checkpoint.spread_layers(total, count)
-            assert len(set(spread)) == count
-            assert spread[0] == 0
-            assert count == 1 or spread[-1] == total - 1
+            outer = checkpoint.outer_layers(total, count)
+            assert len(outer) == count
+            assert list(outer) == sorted(set(outer) & set(range(total)))
     with pytest.raises(ConfigError, match="1 to 3"):
-        checkpoint.spread_layers(3, 4)
+        checkpoint.outer_layers(3, 4)
 
 
 # --- the head -------------------------------------------------------------------------------------

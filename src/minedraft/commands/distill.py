@@ -68,7 +68,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_student(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--num-layers", type=int, metavar="N",
-        help="the student is so many layers of the target, evenly spread")  # fmt: skip
+        help="the student is so many layers of the target, the first and the last")  # fmt: skip
     add("--layers", metavar="LIST", help="or these of its layers, as in 0,1,15,29")
     add("--student", default="", metavar="MODEL", help="or a small model of the same tokenizer")
     _number(parser, "lora_rank", "of adapters for --student, in place of all weights; 0: none")
@@ -137,7 +137,7 @@ def _layers(options: argparse.Namespace) -> tuple[int, ...]:
         raise ConfigError("give one of --layers and --num-layers")
     if options.num_layers is not None:
         total = checkpoint.num_layers(checkpoint.local_folder(options.target))
-        return checkpoint.spread_layers(total, options.num_layers)
+        return checkpoint.outer_layers(total, options.num_layers)
     try:
         return tuple(int(word) for word in (options.layers or "").split(",") if word.strip())
     except ValueError as error:

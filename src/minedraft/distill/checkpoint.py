@@ -62,16 +62,15 @@ def check_layers(folder: Path, layers: tuple[int, ...]) -> None:
         )
 
 
-def spread_layers(total: int, count: int) -> tuple[int, ...]:
-    """So many layers of a model with ``total``: the first, the last, and others evenly between.
+def outer_layers(total: int, count: int) -> tuple[int, ...]:
+    """So many layers of a model with ``total``, half of them its first and half its last.
 
     Raises ConfigError if there are not as many.
     """
     if not 1 <= count <= total:
         raise ConfigError(f"--num-layers: give 1 to {total}, which is what the target has")
-    if count == 1:
-        return (0,)
-    return tuple(round(index * (total - 1) / (count - 1)) for index in range(count))
+    first = (count + 1) // 2
+    return (*range(first), *range(total - count + first, total))
 
 
 def copy_all_but_weights(model_dir: Path, out_dir: Path) -> None:

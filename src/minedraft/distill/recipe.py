@@ -43,7 +43,7 @@ class Recipe(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     loss_vocabulary: int = 8192
     """Tokens that the loss tells apart, those that the target finds likely most often."""
     learning_rate: float = 1e-3
-    batch_tokens: int = 2048
+    batch_tokens: int = 512
     """Tokens of a step, prompts included."""
     epochs: int = 4
     quantise: Literal["", "int8"] = ""
