@@ -21,15 +21,23 @@ def num_bytes(model: str) -> int | None:
         return None
     if path.is_file():
         return path.stat().st_size
-    safetensors = sorted(path.glob("*.safetensors"))
-    # Mistral's checkpoints hold everything twice.
-    parts = [file for file in safetensors if not file.name.startswith("consolidated")]
-    if safetensors:
-        return sum(map(_tensor_bytes, parts or safetensors))
+    if files := safetensors(path):
+        return sum(map(_tensor_bytes, files))
     for kind in ("*.gguf", "*.bin"):
         if files := list(path.glob(kind)):
             return sum(file.stat().st_size for file in files)
     return _bytes_by_configuration(path) if (path / "config.json").exists() else None
+
+
+def safetensors(folder: Path) -> list[Path]:
+    """The checkpoint's files of this kind, in order."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        return sorted(folder / name for name in names)
+    found = sorted(folder.glob("*.safetensors"))
+    # Mistral's checkpoints hold everything twice.
+    return [file for file in found if not file.name.startswith("consolidated")] or found
 
 
 def _local(model: str) -> Path | None:

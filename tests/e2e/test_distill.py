@@ -84,11 +84,9 @@ def test_a_drafter_is_made_although_its_training_is_broken_off(
     greedy = evaluation["greedy"]
     assert greedy["answers"] == evaluation["sampled"]["answers"] == 8
     # vLLM loaded it, and finds what the training saw.
-    texts = [greedy, evaluation["sampled"]]
-    alike = sum(text["agreement"] * text["tokens"] for text in texts)
-    assert alike / sum(text["tokens"] for text in texts) == pytest.approx(
-        looks[-1]["agreement"], abs=0.03
-    )
+    assert greedy["agreement"] == pytest.approx(looks[-1]["agreement"], abs=0.03)
+    sampled = evaluation["sampled"]["agreement"]
+    assert sampled == pytest.approx(looks[-1]["agreement_sampled"], abs=0.03)
     assert 1.2 < greedy["tokens_per_verification"][3] <= 5
     card = (out / "drafter/README.md").read_text()
     assert "minedraft distill" in card

@@ -204,6 +204,7 @@ def test_a_student_comes_nearer_to_its_target(
     assert ended
     looks = [event for event in log if event["event"] == "look"]
     assert looks[-1]["divergence"] < looks[0]["divergence"]
+    assert looks[-1]["agreement_sampled"] is None, "all these answers are greedy"
     steps = [event for event in log if event["event"] == "step"]
     assert steps[-1]["divergence"] < 0.5 * steps[0]["divergence"]
     assert steps[-1]["share"] == 1.0

@@ -278,8 +278,12 @@ def test_weights_are_read_from_headers(tiny: Any, tmp_path: Path) -> None:
     save_file(dict(halves[1::2]), tmp_path / "model-2.safetensors")
     save_file(tensors, tmp_path / "consolidated.safetensors")
     assert weights.num_bytes(str(tmp_path)) == total
-    for name in ("model-1.safetensors", "model-2.safetensors"):
-        (tmp_path / name).unlink()
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"any": "model-2.safetensors"}}))
+    second = sum(tensor.numel() * 4 for _, tensor in halves[1::2])
+    assert weights.num_bytes(str(tmp_path)) == second, "what the index names"
+    for file in (index, tmp_path / "model-1.safetensors", tmp_path / "model-2.safetensors"):
+        file.unlink()
     assert weights.num_bytes(str(tmp_path)) == total, "the consolidated ones alone"
     (tmp_path / "consolidated.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ValueError, match="is no safetensors file"):

@@ -12,7 +12,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from itertools import cycle, islice
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ MAX_CONVERSATION_TOKENS = 2048
 
 _PIECE = 16 << 20
 """Characters that are read at a time of a JSON file."""
+_Record = TypeVar("_Record")
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -111,27 +112,35 @@ class _Line(msgspec.Struct):
     output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-def jsonl(lines: Iterable[bytes], file: str) -> Iterator[Conversation]:
-    """Reads a conversation a line, in any of the formats; blank lines are skipped.
+def records(
+    lines: Iterable[bytes], kind: type[_Record], file: str
+) -> Iterator[tuple[str, _Record]]:
+    """Reads a JSON object a line, blank lines skipped: each with the place where it stands.
 
-    ``file`` is for the message of the ConfigError, which names the line too.
+    ``file`` is for the places, and for the message of the ConfigError.
     """
-    decoder = msgspec.json.Decoder(_Line)
+    decoder = msgspec.json.Decoder(kind)
     for number, line in enumerate(lines, 1):
+        place = f"{file}, line {number}"
         if not line.strip():
             continue
         try:
-            decoded = decoder.decode(line)
+            record = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{file}, line {number}: {error}") from error
+            raise ConfigError(f"{place}: {error}") from error
+        yield place, record
+
+
+def jsonl(lines: Iterable[bytes], file: str) -> Iterator[Conversation]:
+    """Reads a conversation a line, in any of the formats. Raises ConfigError, which names it."""
+    for place, decoded in records(lines, _Line, file):
         turns = tuple(_of_user(decoded))
         if not turns:
             raise ConfigError(
-                f"{file}, line {number}: no prompt; a line has one of the keys prompt, turns and "
-                "conversation_a"
+                f"{place}: no prompt; a line has one of the keys prompt, turns and conversation_a"
             )
         if not all(turn.strip() for turn in turns):
-            raise ConfigError(f"{file}, line {number}: a prompt is empty")
+            raise ConfigError(f"{place}: a prompt is empty")
         yield Conversation(turns, decoded.output_tokens)
 
 

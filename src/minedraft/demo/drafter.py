@@ -8,7 +8,6 @@ Embeddings and output layer are the target's. `make drafter` has the command of 
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from minedraft.distill.recipe import RunFolder
 from minedraft.distill.slicing import keep_layers
@@ -21,17 +20,20 @@ _LAST_NORM = "model.norm."
 
 def assemble(target: Path, out: Path, file: Path = FILE) -> None:
     """Write to ``out`` the drafter kept in ``file``, for the target that it was made of."""
+    import torch
     from gguf import GGMLQuantizationType, dequantize
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import load_file
 
     taught = load_file(file)
     numbers = {int(name.split(".")[2]) for name in taught if name.startswith(_LAYERS)}
-    keep_layers(target, out, sorted(numbers))  # which they are does not matter: they are replaced
-    weights: dict[str, Any] = load_file(out / _WEIGHTS)
-    for name, weight in taught.items():
-        is_matrix = weight.ndim > 1
-        weights[name] = dequantize(weight, GGMLQuantizationType.Q8_0) if is_matrix else weight
-    save_file(weights, out / _WEIGHTS, metadata={"format": "pt"})
+    weights = {
+        name: torch.from_numpy(
+            dequantize(weight, GGMLQuantizationType.Q8_0) if weight.ndim > 1 else weight
+        )
+        for name, weight in taught.items()
+    }
+    # Which layers of the target are kept does not matter: all their weights are replaced.
+    keep_layers(target, out, sorted(numbers), weights)
 
 
 def pack(run: RunFolder, file: Path = FILE) -> None:

@@ -29,6 +29,8 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class _Transcript(msgspec.Struct):
+    """A line of a file: what is asked, and the answer last."""
+
     messages: list[Message]
 
 
@@ -62,23 +64,14 @@ def questions(recipe: Recipe) -> list[Question]:
 
 
 def _transcripts(file: Path) -> Iterator[Question]:
-    decoder = msgspec.json.Decoder(_Transcript)
     try:
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"transcripts {file}: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            messages = decoder.decode(line).messages
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{file}, line {number}: {error}; a line has the key messages, of which each has "
-                "role and content"
-            ) from error
+    for place, transcript in workloads.records(lines, _Transcript, str(file)):
+        messages = transcript.messages
         if len(messages) < 2 or messages[-1].role != "assistant" or not messages[-1].content:
-            raise ConfigError(f"{file}, line {number}: does not end with an answer (assistant)")
+            raise ConfigError(f"{place}: does not end with an answer (assistant)")
         yield Question(tuple(messages[:-1]), messages[-1].content)
 
 

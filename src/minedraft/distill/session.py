@@ -223,10 +223,13 @@ class Session:
     def _log_training(self, **event: Any) -> None:
         self._folder.note(**event)
         if event["event"] == "look":
+            greedy, sampled = event["agreement"], event["agreement_sampled"]
+            both = ("agreement", greedy), ("at temperature 1", sampled)
+            agreement = ", ".join(f"{what} {v:.1%}" for what, v in both if v is not None)
             self._say(
                 f"training: {event['share']:.0%}, {event['tokens']:,} tokens, "
                 f"{event['seconds'] / 60:.1f} minutes; held out: divergence "
-                f"{event['divergence']:.3f}, agreement {event['agreement']:.1%}"
+                f"{event['divergence']:.3f}, {agreement}"
             )
 
     # --- how good it is -----------------------------------------------------------------------

@@ -8,33 +8,32 @@ from typing import Any
 
 from minedraft.config import ConfigError
 from minedraft.distill import checkpoint
+from minedraft.weights import safetensors
 
 _LAYER = re.compile(r"(model\.layers\.)(\d+)(\..+)")
 
 
-def keep_layers(model_dir: Path, out_dir: Path, layers: Sequence[int]) -> None:
+def keep_layers(
+    model_dir: Path,
+    out_dir: Path,
+    layers: Sequence[int],
+    instead: dict[str, Any] | None = None,
+) -> None:
     """Write to ``out_dir`` the model in ``model_dir`` with these layers only, in this order.
 
-    Embeddings, head and all else are the same. Works on any safetensors checkpoint that names its
-    layers ``model.layers.N.``, in its own dtype. Raises ConfigError.
+    Embeddings, head and all else are the same, but for tensors that are given ``instead``, by their
+    names in the result. Works on any safetensors checkpoint that names its layers
+    ``model.layers.N.``, in its own dtype. Raises ConfigError.
     """
+    from safetensors.torch import save_file
+
     checkpoint.check_layers(model_dir, tuple(layers))
-    files = _weight_files(model_dir)
     checkpoint.copy_all_but_weights(model_dir, out_dir)
     config = _kept_config(model_dir, layers)
     (out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _write_kept_weights(files, out_dir, layers)
-
-
-def _weight_files(model_dir: Path) -> list[Path]:
-    """Those of the checkpoint. Raises ConfigError."""
-    index = model_dir / "model.safetensors.index.json"
-    if index.exists():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        return sorted(model_dir / name for name in names)
-    # Mistral's checkpoints hold everything twice.
-    found = sorted(model_dir.glob("*.safetensors"))
-    return [file for file in found if not file.name.startswith("consolidated")]
+    weights = _kept_weights(safetensors(model_dir), layers) | (instead or {})
+    with checkpoint.saving():
+        save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
 
 
 def _kept_config(model_dir: Path, kept: Sequence[int]) -> dict[str, Any]:
@@ -56,9 +55,9 @@ def _layer_types(model_dir: Path) -> list[str] | None:
     return list(types) if types and len(set(types)) > 1 else None
 
 
-def _write_kept_weights(files: Sequence[Path], out_dir: Path, kept: Sequence[int]) -> None:
+def _kept_weights(files: Sequence[Path], kept: Sequence[int]) -> dict[str, Any]:
+    """By the names that they will have. Raises ConfigError."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     renumbered = {old: new for new, old in enumerate(kept)}
     weights = {}
@@ -75,5 +74,4 @@ def _write_kept_weights(files: Sequence[Path], out_dir: Path, kept: Sequence[int
             "the target has no safetensors with layers named model.layers.N; give --student, a "
             "small model of the same tokenizer"
         )
-    with checkpoint.saving():
-        save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
+    return weights

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minedraft.distill import batches
-from minedraft.distill.answers import Answer
+from minedraft.distill.answers import GREEDY, Answer
 from minedraft.distill.batches import Batch
 from minedraft.distill.checkpoint import saving
 from minedraft.distill.loss import divergence
@@ -167,31 +167,42 @@ class Training:
 
     def _look(self) -> None:
         """At held-out answers: their mean divergence in nats, and the share of their tokens that
-        the student finds most likely of those that the loss tells apart."""
+        the student finds most likely of those that the loss tells apart.
+
+        That share is given for greedy answers, or those of transcripts, and for the others.
+        """
         self._module.eval()
-        total, alike, tokens = 0.0, 0, 0
+        total = 0.0
+        alike: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         order = batches.order(self._looked_at, self._recipe.batch_tokens, random.Random(0))
         with torch.no_grad():
             for indices in order:
-                batch = batches.make([self._looked_at[i] for i in indices])
+                answers = [self._looked_at[i] for i in indices]
+                batch = batches.make(answers)
                 logits = self._logits(batch)
                 total += self._divergence(batch, logits).sum().item()
-                chosen = logits.argmax(dim=1).cpu()
-                alike += int((chosen == self._student.columns[batch.labels]).sum())
-                tokens += len(batch.labels)
+                same = logits.argmax(dim=1).cpu() == self._student.columns[batch.labels]
+                for answer, each in zip(answers, same.split(batch.lengths), strict=True):
+                    alike[answer.sample == GREEDY].append(each)
         self._module.train()
         self.state.looks += 1
         self._log(
             event="look", share=round(self.share(), 4), tokens=self.state.tokens,
-            seconds=round(self.state.seconds, 1), divergence=total / max(1, tokens),
-            agreement=alike / max(1, tokens),
+            seconds=round(self.state.seconds, 1),
+            divergence=total / sum(len(answer.tokens) for answer in self._looked_at),
+            agreement=_share(alike[True]), agreement_sampled=_share(alike[False]),
         )  # fmt: skip
 
 
 def _some(answers: Sequence[Answer], most_tokens: int) -> list[Answer]:
-    """Every so many-th, so that they have about as many tokens."""
+    """Every so many-th, of greedy ones as of others, so that they have about as many tokens."""
     tokens = sum(len(answer.tokens) for answer in answers)
-    return list(answers[:: tokens // most_tokens + 1])
+    return sorted(answers, key=lambda answer: answer.sample)[:: tokens // most_tokens + 1]
+
+
+def _share(alike: Sequence[torch.Tensor]) -> float | None:
+    """Of all bits those that are set; None without any."""
+    return torch.cat(tuple(alike)).float().mean().item() if alike else None
 
 
 def _rate(share: float) -> float:
