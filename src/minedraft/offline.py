@@ -13,6 +13,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.sampling_params import StructuredOutputsParams
 
+from minedraft import json_lines
 from minedraft.config import ConfigError
 from minedraft.drafter.child import DrafterError
 from minedraft.engine_options import one_line, parse_flags
@@ -52,15 +53,10 @@ def read_prompts(path: Path) -> list[PromptLine]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts file {path}: {error}") from error
     lines = []
-    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold other line ends as they are
-        if not line.strip():
-            continue
-        try:
-            parsed = msgspec.json.decode(line, type=PromptLine)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
-        _check_line(parsed, f"{path}, line {number}")
-        lines.append(parsed)
+    # JSON may hold other line ends as they are.
+    for place, line in json_lines.read(text.split("\n"), PromptLine, str(path)):
+        _check_line(line, place)
+        lines.append(line)
     if not lines:
         raise ConfigError(f"prompts file {path}: no prompts in it")
     return lines

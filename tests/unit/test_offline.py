@@ -91,6 +91,7 @@ GOOD = '{"prompt": "a"}'
         ('{"prompt": "a", "id": 1.5}', "line 3: Expected `int | str | null`, got `float`"),
         ('{"prompt": "a", "sampling": {"max_token": 5}}', "line 3: sampling: "),
         ('{"prompt": "a", "sampling": {"temperature": -1}}', "line 3: sampling: temperature must"),
+        pytest.param('{"sampling": {"a": ' + "[" * 100_000, "line 3: maximum recursion", id="deep"),
     ],
 )
 def test_an_error_names_its_line(tmp_path: Path, line: str, says: str) -> None:

@@ -12,10 +12,11 @@ from importlib import import_module
 from io import TextIOWrapper
 from itertools import cycle, islice
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, Annotated, Any
 
 import msgspec
 
+from minedraft import json_lines
 from minedraft.config import ConfigError
 
 NAMES = ("sharegpt", "humaneval")
@@ -29,7 +30,6 @@ MAX_CONVERSATION_TOKENS = 2048
 
 _PIECE = 16 << 20
 """Characters that are read at a time of a JSON file."""
-_Record = TypeVar("_Record")
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -112,28 +112,9 @@ class _Line(msgspec.Struct):
     output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-def records(
-    lines: Iterable[bytes], kind: type[_Record], file: str
-) -> Iterator[tuple[str, _Record]]:
-    """Reads a JSON object a line, blank lines skipped: each with the place where it stands.
-
-    ``file`` is for the places, and for the message of the ConfigError.
-    """
-    decoder = msgspec.json.Decoder(kind)
-    for number, line in enumerate(lines, 1):
-        place = f"{file}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            record = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{place}: {error}") from error
-        yield place, record
-
-
 def jsonl(lines: Iterable[bytes], file: str) -> Iterator[Conversation]:
     """Reads a conversation a line, in any of the formats. Raises ConfigError, which names it."""
-    for place, decoded in records(lines, _Line, file):
+    for place, decoded in json_lines.read(lines, _Line, file):
         turns = tuple(_of_user(decoded))
         if not turns:
             raise ConfigError(

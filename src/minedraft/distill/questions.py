@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from minedraft import json_lines
 from minedraft.bench import workloads
 from minedraft.config import ConfigError
 from minedraft.distill.recipe import Recipe
@@ -68,7 +69,7 @@ def _transcripts(file: Path) -> Iterator[Question]:
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"transcripts {file}: {error.strerror}") from error
-    for place, transcript in workloads.records(lines, _Transcript, str(file)):
+    for place, transcript in json_lines.read(lines, _Transcript, str(file)):
         messages = transcript.messages
         if len(messages) < 2 or messages[-1].role != "assistant" or not messages[-1].content:
             raise ConfigError(f"{place}: does not end with an answer (assistant)")

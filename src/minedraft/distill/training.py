@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from minedraft.distill import batches
+from minedraft.distill.acceptance import agreement
 from minedraft.distill.answers import GREEDY, Answer
 from minedraft.distill.batches import Batch
 from minedraft.distill.checkpoint import saving
@@ -173,7 +174,7 @@ class Training:
         """
         self._module.eval()
         total = 0.0
-        alike: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+        alike: dict[bool, list[list[bool]]] = {True: [], False: []}
         order = batches.order(self._looked_at, self._recipe.batch_tokens, random.Random(0))
         with torch.no_grad():
             for indices in order:
@@ -183,14 +184,15 @@ class Training:
                 total += self._divergence(batch, logits).sum().item()
                 same = logits.argmax(dim=1).cpu() == self._student.columns[batch.labels]
                 for answer, each in zip(answers, same.split(batch.lengths), strict=True):
-                    alike[answer.sample == GREEDY].append(each)
+                    alike[answer.sample == GREEDY].append(each.tolist())
         self._module.train()
         self.state.looks += 1
         self._log(
             event="look", share=round(self.share(), 4), tokens=self.state.tokens,
             seconds=round(self.state.seconds, 1),
             divergence=total / sum(len(answer.tokens) for answer in self._looked_at),
-            agreement=_share(alike[True]), agreement_sampled=_share(alike[False]),
+            agreement=agreement(alike[True]) if alike[True] else None,
+            agreement_sampled=agreement(alike[False]) if alike[False] else None,
         )  # fmt: skip
 
 
@@ -198,11 +200,6 @@ def _some(answers: Sequence[Answer], most_tokens: int) -> list[Answer]:
     """Every so many-th, of greedy ones as of others, so that they have about as many tokens."""
     tokens = sum(len(answer.tokens) for answer in answers)
     return sorted(answers, key=lambda answer: answer.sample)[:: tokens // most_tokens + 1]
-
-
-def _share(alike: Sequence[torch.Tensor]) -> float | None:
-    """Of all bits those that are set; None without any."""
-    return torch.cat(tuple(alike)).float().mean().item() if alike else None
 
 
 def _rate(share: float) -> float:
